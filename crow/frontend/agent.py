@@ -31,10 +31,10 @@ CHECK_SHARES_S = 2.0
 """The number of seconds between two checks of whether a client may still see its sessions. A client that loses
 access to a session still gets updates until the next check."""
 
-CLOSE_S = 0.8
+_CLOSE_S = 0.8
 """The time limit in seconds for closing all sessions and the store. Work that is not finished by then is cancelled."""
 
-UNSTABLE = frozenset(
+_UNSTABLE = frozenset(
     {
         *("session/archive", "session/unarchive", "session/set_title", "session/status"),
         *("auth/status", "providers/list", "providers/set", "providers/disable"),
@@ -58,7 +58,7 @@ async def serve(
     negotiate: Negotiate | None = None,
 ) -> None:
     """Serve a connection until the client is gone or the connection is stopped. After that, close the sessions and the
-    store within `CLOSE_S` seconds.
+    store within `_CLOSE_S` seconds.
 
     If `host` is given, it is a lasting host: its sessions and its store stay open after the connection has ended. In
     this case, `requester` describes the user of the connection. Without such a host, each session runs in this
@@ -73,14 +73,14 @@ async def serve(
         return
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks)
-        agent = AcpAgent(host, connection, tasks, check=check, negotiate=negotiate)
+        agent = _AcpAgent(host, connection, tasks, check=check, negotiate=negotiate)
         tasks.start_soon(host.idle.run)
         if is_warmed:
             tasks.start_soon(agent.warm_when_quiet)
         try:
             await connection.run(agent.handle)
         finally:
-            with anyio.move_on_after(CLOSE_S, shield=True):
+            with anyio.move_on_after(_CLOSE_S, shield=True):
                 await agent.close()
             tasks.cancel_scope.cancel()
     await connection.end()
@@ -94,7 +94,7 @@ async def _serve_lasting(
     negotiate: Negotiate | None,
 ) -> None:
     async with anyio.create_task_group() as tasks:
-        agent = AcpAgent(host, connection, tasks, requester, check=check, negotiate=negotiate)
+        agent = _AcpAgent(host, connection, tasks, requester, check=check, negotiate=negotiate)
         if requester is not None and not requester.may_configure:
             tasks.start_soon(agent.check_shares)
         try:
@@ -105,7 +105,7 @@ async def _serve_lasting(
     await connection.end()
 
 
-class AcpAgent:
+class _AcpAgent:
     """Answers the requests of one connection."""
 
     def __init__(
@@ -145,7 +145,7 @@ class AcpAgent:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
         if method.startswith("providers/") and not self._sessions.requester.may_configure:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
-        if method in UNSTABLE and not self._is_initialized:
+        if method in _UNSTABLE and not self._is_initialized:
             raise request_error(INVALID_REQUEST, f"{method} came before initialize; send initialize first.")
         use_trace_context(trace_context(params))
         try:

@@ -34,7 +34,7 @@ REPLAY_RESULT_BYTES = 400
 
 _REPLAY_ANSWER_BYTES = 10_000_000
 
-MAX_REMEMBERED = 250
+_MAX_REMEMBERED = 250
 """A view remembers at least this many of the newest messages, and of the newest calls, that have ended."""
 
 
@@ -69,7 +69,7 @@ class ViewLimits:
 
 
 @dataclass(slots=True)
-class ShownCall:
+class _ShownCall:
     """What one client has been shown of a call that has not ended."""
 
     ref: CallRef
@@ -117,7 +117,7 @@ class ShownCall:
         if self.in_terminal is not None:
             terminal = {"terminal_id": self.ref.call_id} | ({"cwd": cwd} if cwd else {})
             fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
-            self.content = [terminal_content(self.ref)]
+            self.content = [_terminal_content(self.ref)]
         if self.content:
             fields["content"] = self.content
         return new_update("tool_call", status=self.status) | fields
@@ -131,19 +131,19 @@ class ShownCall:
         if not (self.is_announced and was_pending):
             return None
         changed = self._changed_fields(announcement) if announcement is not None else {}
-        if self.in_terminal is not None and self.content != [terminal_content(self.ref)]:
+        if self.in_terminal is not None and self.content != [_terminal_content(self.ref)]:
             # Remove the content of the permission request, which has been answered.
-            self.content = changed["content"] = [terminal_content(self.ref)]
-        return call_update(self.ref, "in_progress") | changed
+            self.content = changed["content"] = [_terminal_content(self.ref)]
+        return _call_update(self.ref, "in_progress") | changed
 
     def linked(self, session_id: str) -> Update:
         """Return an update that links the call to the session of the subagent that carries it out."""
         self.subagent, self.content = session_id, [link(session_id)]
-        return call_update(self.ref, self.status) | {"content": self.content}
+        return _call_update(self.ref, self.status) | {"content": self.content}
 
     def progressed(self, text: str) -> Update | None:
         """Return an update with the new part of the output, or None if there is none. `text` is the whole output."""
-        update = call_update(self.ref, "in_progress")
+        update = _call_update(self.ref, "in_progress")
         if self.in_terminal is None:
             content = [text_content(tool_calls.console_block(text[-PROGRESS_CHARS:]))]
             if content == self.content:
@@ -161,7 +161,7 @@ class ShownCall:
 
     def finished(self, result: ToolResult, limits: CallLimits) -> Update:
         """Return an update with the result of an announced call."""
-        update = call_update(self.ref, "failed" if result.is_error else "completed")
+        update = _call_update(self.ref, "failed" if result.is_error else "completed")
         update |= self._changed_fields(result.announcement)
         if self.in_terminal is not None:
             sent = self.in_terminal or tool_calls.output_text(result)[: self.unread]
@@ -183,11 +183,11 @@ class ShownCall:
             fields = call_fields(call_id, announcement, name=self.name, arguments=self.arguments, limits=limits)
             content = [*diff_contents(announcement.diffs, limits.diffs), *content]
             return new_update("tool_call", status=status) | fields | {"content": content}
-        update = call_update(self.ref, status)
+        update = _call_update(self.ref, status)
         if self.subagent:
             content = [link(self.subagent), *content]
         if self.in_terminal is not None:
-            content = [terminal_content(self.ref), *content]
+            content = [_terminal_content(self.ref), *content]
             update["_meta"] = {"terminal_exit": terminal_exit(self.ref, None)}
         return update | {"content": content}
 
@@ -212,8 +212,8 @@ class Ended:
     def add(self, one: object) -> None:
         """Remember that a message or a call has ended."""
         self._known[one] = None
-        if len(self._known) > 2 * MAX_REMEMBERED:
-            self._known = dict.fromkeys(list(self._known)[-MAX_REMEMBERED:])
+        if len(self._known) > 2 * _MAX_REMEMBERED:
+            self._known = dict.fromkeys(list(self._known)[-_MAX_REMEMBERED:])
 
     def forget(self, one: object) -> None:
         """Act as if the message or the call had not ended."""
@@ -243,7 +243,7 @@ class ShownCalls:
         self._limits = limits
         self._family = family
         self._is_reading = is_reading
-        self._open: dict[CallRef, ShownCall] = {}
+        self._open: dict[CallRef, _ShownCall] = {}
         self._over = Ended()
 
     def positions(self) -> dict[CallRef, int]:
@@ -279,7 +279,7 @@ class ShownCalls:
         """Take calls that the client has been shown, and that the log does not have: a subagent made them."""
         for call in known:
             if call not in self._open:
-                self._open[call] = ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
+                self._open[call] = _ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
 
     def end_reading(self) -> None:
         """Show calls in full from now on, and as soon as they are announced."""
@@ -305,7 +305,7 @@ class ShownCalls:
             yield from filter(None, [opened.started(announcement)])
         elif not self._is_reading and announcement is not None and call not in self._over:
             # Otherwise the call is shown with its result, or the client knows that it has ended.
-            opened = self._open[call] = ShownCall(call, "", None, announcement, is_announced=True)
+            opened = self._open[call] = _ShownCall(call, "", None, announcement, is_announced=True)
             opened.status = "in_progress"
             yield new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement)
 
@@ -357,7 +357,7 @@ class ShownCalls:
         log."""
         self._open.pop(call, None)
         self._over.add(call)
-        yield from (call_update(call, self._ended_status),) if result is None else self._whole(result)
+        yield from (_call_update(call, self._ended_status),) if result is None else self._whole(result)
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
         """Return the content of a permission request for an announced call: first `content`, then the call's terminal,
@@ -366,7 +366,7 @@ class ShownCalls:
         if opened is None:
             return content
         if opened.in_terminal is not None:
-            content = [*content, terminal_content(call)]
+            content = [*content, _terminal_content(call)]
         opened.content = content
         return content
 
@@ -375,21 +375,21 @@ class ShownCalls:
         """The status of an ended call that has no result."""
         return "cancelled" if self._caps.cancelled_calls else "failed"
 
-    def _add(self, announced: CallAnnounced) -> ShownCall:
-        opened = ShownCall(announced.call, announced.name, announced.arguments, announced.announcement)
+    def _add(self, announced: CallAnnounced) -> _ShownCall:
+        opened = _ShownCall(announced.call, announced.name, announced.arguments, announced.announcement)
         if announced.announcement.kind == "execute" and self._caps.terminal_output:
             opened.in_terminal = ""
         self._open[announced.call] = opened
         return opened
 
-    def _announcement(self, opened: ShownCall) -> Iterator[Update]:
+    def _announcement(self, opened: _ShownCall) -> Iterator[Update]:
         """Announce a call in its present state, unless the client knows the call already."""
         if not opened.is_announced:
             update = opened.announced(self._limits.calls, self._cwd)
             yield from self._with_messages((update,), opened.ref, opened.arguments)
 
     def _whole(self, result: ToolResult, arguments: str | None = None) -> tuple[Update, ...]:
-        update = whole_call(result, arguments, self._limits.calls)
+        update = _whole_call(result, arguments, self._limits.calls)
         return (update, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _with_messages(
@@ -414,7 +414,7 @@ class ShownCalls:
         return (*before, shown, *after, *rest)
 
 
-def whole_call(result: ToolResult, arguments: str | None, limits: CallLimits) -> Update:
+def _whole_call(result: ToolResult, arguments: str | None, limits: CallLimits) -> Update:
     """Return an update with a call that the client does not know yet, and the call's result."""
     call_id, announcement = result.call.call_id, result.announcement
     fields = call_fields(call_id, announcement, name=result.name, arguments=arguments, limits=limits)
@@ -426,11 +426,11 @@ def whole_call(result: ToolResult, arguments: str | None, limits: CallLimits) ->
     return update | tool_calls.raw_output(result, with_text=has_text, limit=limits.raw_output)
 
 
-def call_update(call: CallRef, status: str) -> Update:
+def _call_update(call: CallRef, status: str) -> Update:
     """Return an update of a call that the client knows. Every update of a call has a status."""
     return new_update("tool_call_update", toolCallId=call.call_id, status=status)
 
 
-def terminal_content(call: CallRef) -> Fields:
+def _terminal_content(call: CallRef) -> Fields:
     """Return the terminal of a call, as content of the call."""
     return {"type": "terminal", "terminalId": call.call_id}

@@ -67,7 +67,7 @@ class SessionClient:
         """The monotonic time in seconds when the last update was sent."""
         self.is_closed = False
         self._parent: SessionClient | None = None
-        self.subagents = ShownSubagents(self, session_id, self._subagent)
+        self.subagents = _ShownSubagents(self, session_id, self._subagent)
 
     def open(self) -> None:
         """Let waiting items be sent."""
@@ -262,7 +262,7 @@ class SessionClient:
             await self._outlet.notify("elicitation/complete", {"elicitationId": question_id})
 
 
-class ShownSubagents:
+class _ShownSubagents:
     """The subagents of one client's session, each shown as a session of its own by a client of its own."""
 
     def __init__(

@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 _MAX_ORIGINS = 200
 """Crow remembers which client sent a prompt for this many of a session's newest prompts."""
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure(Generic[Answer]):
+class _Failure(Generic[_Answer]):
     """The result of a question that one client could not ask its user."""
 
-    answer: Answer
+    answer: _Answer
     """The answer if no client can ask its user."""
 
 
-class _OpenQuestion(Generic[Answer]):
+class _OpenQuestion(Generic[_Answer]):
     """A question that is sent to every client that may answer it. The first answer counts.
 
     A refusal counts at once only if it comes from the client whose prompt runs. A refusal of another client, which may
@@ -63,17 +63,17 @@ class _OpenQuestion(Generic[Answer]):
     def __init__(
         self,
         group: _ClientGroup,
-        ask: Callable[[SessionClient], Awaitable[Answer | _Failure[Answer]]],
+        ask: Callable[[SessionClient], Awaitable[_Answer | _Failure[_Answer]]],
         can_ask: Callable[[SessionClient], bool],
-        refuses: Callable[[Answer], bool],
+        refuses: Callable[[_Answer], bool],
     ) -> None:
         self.group = group
         self._ask = ask
         self._can_ask = can_ask
         self._refuses = refuses
-        self._answers: list[Answer] = []
-        self._refusals: dict[ClientQueue, Answer] = {}
-        self._failures: dict[ClientQueue, Answer] = {}
+        self._answers: list[_Answer] = []
+        self._refusals: dict[ClientQueue, _Answer] = {}
+        self._failures: dict[ClientQueue, _Answer] = {}
         self._asked: dict[ClientQueue, anyio.CancelScope] = {}
         self._changed = anyio.Event()
 
@@ -83,9 +83,9 @@ class _OpenQuestion(Generic[Answer]):
         if self._is_candidate(queue) and queue not in self._asked:
             self._asked[queue] = anyio.CancelScope()
             queue.put(partial(self._start, queue, tasks))
-            self.note_change()
+            self._note_change()
 
-    def note_change(self) -> None:
+    def _note_change(self) -> None:
         """Wake `answer`. Must be called when a client has answered or failed, and when the set of clients that may
         answer changes."""
         self._changed.set()
@@ -96,9 +96,9 @@ class _OpenQuestion(Generic[Answer]):
             scope.cancel()
         self._failures.pop(queue, None)
         self._refusals.pop(queue, None)
-        self.note_change()
+        self._note_change()
 
-    async def answer(self, wait_s: float) -> Answer | None:
+    async def answer(self, wait_s: float) -> _Answer | None:
         """Wait for the first answer that counts, and return it. If every client that may answer fails to ask its
         user, return the `answer` of a `_Failure`. Return None if for `wait_s` seconds there is no client that may
         answer."""
@@ -139,7 +139,7 @@ class _OpenQuestion(Generic[Answer]):
                 logger.exception("A client could not be asked")
                 return
             if not await queue.has_access("write"):
-                self.note_change()
+                self._note_change()
                 return
             if isinstance(answer, _Failure):
                 self._failures[queue] = answer.answer
@@ -147,7 +147,7 @@ class _OpenQuestion(Generic[Answer]):
                 self._refusals[queue] = answer
             else:
                 self._answers.append(answer)
-            self.note_change()
+            self._note_change()
 
 
 class _ClientGroup:
@@ -163,7 +163,7 @@ class _ClientGroup:
         not show it."""
         raise NotImplementedError
 
-    def pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
+    def _pairs(self) -> Iterator[tuple[ClientQueue, SessionClient]]:
         """Yield all queues with their clients."""
         for queue in tuple(self.root.queues):
             if (client := self.client_of(queue)) is not None:
@@ -178,7 +178,7 @@ class _ClientGroup:
     def put(self, event: Event) -> None:
         """Add an event to the feed, and so to the queue of each client."""
         event = self.feed.put(event)
-        for queue, client in self.pairs():
+        for queue, client in self._pairs():
             queue.publish(client, event, is_own=self.root.senders.is_own(queue, event))
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
@@ -209,10 +209,10 @@ class _ClientGroup:
         )
         return await self._ask(asked) or dismissed
 
-    async def _ask(self, question: _OpenQuestion[Answer]) -> Answer | None:
+    async def _ask(self, question: _OpenQuestion[_Answer]) -> _Answer | None:
         self.root.questions.append(question)
         try:
-            for queue, _client in self.pairs():
+            for queue, _client in self._pairs():
                 question.ask(queue, self.root.tasks)
             return await question.answer(self.root.wait_s)
         finally:
@@ -223,7 +223,7 @@ class _ClientGroup:
     def takes_notices(self) -> bool:
         """See :class:`crow.agent.Client`. False if no client is attached, because crow must store the notices in that
         case."""
-        notices = [client.caps.notices for _, client in self.pairs()]
+        notices = [client.caps.notices for _, client in self._pairs()]
         return bool(notices) and all(notices)
 
     @property
@@ -234,20 +234,20 @@ class _ClientGroup:
 
     async def finish_question(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
-        for queue, client in self.pairs():
+        for queue, client in self._pairs():
             queue.put(partial(client.finish_question, question_id))
 
     @property
     def shows_subagents(self) -> bool:
         """See :class:`crow.agent.Client`. True only if at least one client is attached and all attached clients show
         subagents."""
-        shown = [client.caps.subagents for _, client in self.pairs()]
+        shown = [client.caps.subagents for _, client in self._pairs()]
         return bool(shown) and all(shown)
 
     def open_subagent(self, session_id: str) -> _ClientGroup:
         """See :class:`crow.agent.Client`."""
         group = _SubagentGroup(self.root, session_id)
-        for queue, client in self.pairs():
+        for queue, client in self._pairs():
             if client.caps.subagents:
                 group.clients[queue] = client.subagents.open(session_id, group.feed)
         self.root.subagents[session_id] = group
@@ -256,7 +256,7 @@ class _ClientGroup:
     def close_subagent(self, session_id: str) -> None:
         """See :class:`crow.agent.Client`."""
         self.root.subagents.pop(session_id, None)
-        for queue, client in self.pairs():
+        for queue, client in self._pairs():
             queue.put(partial(_close_subagent, client, session_id))
 
 
@@ -273,7 +273,7 @@ class _SubagentGroup(_ClientGroup):
         return self.clients.get(queue)
 
 
-class PromptSenders:
+class _PromptSenders:
     """Which client has sent which of a session's newest prompts, and whose turn runs."""
 
     def __init__(self) -> None:
@@ -356,7 +356,7 @@ class SessionClients(_ClientGroup):
         self.subagents: dict[str, _SubagentGroup] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
         self._states: dict[str, SubagentChanged] = {}
-        self.senders = PromptSenders()
+        self.senders = _PromptSenders()
         self.announce: Callable[[SessionListChanged], object] | None = None
         """Tells every client of the session's owner about a change of the list of sessions."""
 

@@ -15,7 +15,7 @@ from crow.protocol.frames import describe_member
 CURSOR_KEY = "acp/cursor"
 """The name of the member of `_meta` that holds a cursor."""
 
-MAX_CALLS = 64
+_MAX_CALLS = 64
 """A cursor contains at most this many open calls."""
 
 PIECEMEAL = (entries.User, entries.Remark, entries.Custom, entries.Command)
@@ -61,7 +61,7 @@ class Cursor:
         message = f";m{self.message}:{self.thought}:{self.text}" if self.message else ""
         shown = [
             f"{call.assistant}.{call.index}" + (f"={chars}" if chars else "")
-            for call, chars in list(self.calls.items())[-MAX_CALLS:]
+            for call, chars in list(self.calls.items())[-_MAX_CALLS:]
         ]
         calls = f";c{','.join(shown)}" if shown else ""
         return f"e{self.entry}.{self.pieces}{message}{calls}"
@@ -77,8 +77,8 @@ class Cursor:
             name, _, chars = call.partition("=")
             assistant, _, index = name.partition(".")
             calls[CallRef(assistant=int(assistant), index=int(index))] = int(chars or 0)
-        if len(calls) > MAX_CALLS:
-            raise CursorGap(f"the cursor has {len(calls)} open calls, but crow's cursors have at most {MAX_CALLS}.")
+        if len(calls) > _MAX_CALLS:
+            raise CursorGap(f"the cursor has {len(calls)} open calls, but crow's cursors have at most {_MAX_CALLS}.")
         return cls(
             entry=int(found["entry"]),
             pieces=int(found["pieces"]),

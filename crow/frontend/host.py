@@ -125,7 +125,7 @@ class HostSession:
         return any(queue.origin != origin for queue in self.clients.queues)
 
 
-class OfferedModels:
+class _OfferedModels:
     """The names of the models that clients may choose."""
 
     def __init__(self, dependencies: ServerDependencies) -> None:
@@ -168,7 +168,7 @@ class SessionHost:
         session_view: SessionView | None = None,
     ) -> None:
         self.dependencies = dependencies
-        self._offered = OfferedModels(dependencies)
+        self._offered = _OfferedModels(dependencies)
         self.tasks = tasks
         self.is_lasting = is_lasting
         self.open: dict[str, HostSession] = {}

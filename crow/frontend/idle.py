@@ -12,7 +12,7 @@ from crow.domain.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 3.0
+_IDLE_S = 3.0
 """The store is tidied when no turn has run for this many seconds. Usually the user is still reading the answer at that
 time."""
 
@@ -24,7 +24,7 @@ class IdleTimer:
     The owner must run `run` as a task.
     """
 
-    def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
+    def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = _IDLE_S) -> None:
         self._tidy = tidy
         self._after_s = after_s
         self._turns = 0

@@ -54,11 +54,11 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 
-CONFIGURED = "configured"
+_CONFIGURED = "configured"
 """The authentication method that uses the endpoint in the user's configuration."""
 
 _LOGGED_OUT = (
-    f'You have logged out of crow. Authenticate with "{CONFIGURED}" to use the configured endpoint again, or run '
+    f'You have logged out of crow. Authenticate with "{_CONFIGURED}" to use the configured endpoint again, or run '
     '"crow login" to set up another.'
 )
 
@@ -177,9 +177,9 @@ class Methods:
         }
 
     async def authenticate(self, params: RequestParams) -> dict[str, Any]:
-        if params["methodId"] != CONFIGURED:
+        if params["methodId"] != _CONFIGURED:
             raise ArgumentError(
-                f'There is no authentication method "{params["methodId"]}"; the only one is "{CONFIGURED}".'
+                f'There is no authentication method "{params["methodId"]}"; the only one is "{_CONFIGURED}".'
             )
         if not self.sessions.caps.shows_error_objects:  # such a client shows only the error of a prompt as a sentence
             self.host.dependencies.check_model()
@@ -410,7 +410,7 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
 def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     """Return the authentication methods that the client can use."""
     text = "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml."
-    configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
+    configured = {"id": _CONFIGURED, "name": "Endpoint from the configuration", "description": text}
     if not caps.terminal_auth:
         return [configured]
     text = "Asks for endpoint, key and model in a terminal, tests them, and writes them to config.toml."

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class _Start:
     """What the host needs to start a session."""
 
     tail: Tail
@@ -77,7 +77,7 @@ class SessionOpener:
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 self._announce(SessionListChanged(session_id=new.id, change="created"))
-                return self._start(Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
+                return self._start(_Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -99,7 +99,7 @@ class SessionOpener:
         async with self._host.lock(session_id):
             tail = await store_fork(store, session_id, request, entry=entry, models=self._host.models)
         self._announce(SessionListChanged(session_id=tail.row.id, change="created", title=tail.row.title))
-        return self._start(Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
+        return self._start(_Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
 
     def _with_programs(self, request: OpenRequest) -> OpenRequest:
         """Return a request that also stores the client and crow's version. The view `session_list` shows them."""
@@ -143,7 +143,7 @@ class SessionOpener:
         return self._started(start, hosted)
 
     @asynccontextmanager
-    async def _started(self, start: Start, before: HostSession | None) -> AsyncIterator[ConnectionSession]:
+    async def _started(self, start: _Start, before: HostSession | None) -> AsyncIterator[ConnectionSession]:
         """Start a session, in place of `before` if it is open in the host. Leave it again if the block fails."""
         # Start the session before the next await: the next request may already be a prompt for this session.
         was_known = self._sessions.find(start.tail.row.id) is not None
@@ -207,7 +207,7 @@ class SessionOpener:
         is_kept = request.is_watcher or hosted.is_watched_without(self._sessions.origin) or hosted.satisfies(request)
         return (self._host.is_lasting and is_kept) or session.busy or not session.branch.is_settled
 
-    async def _prepare(self, store: Store, session_id: str, request: OpenRequest) -> Start:
+    async def _prepare(self, store: Store, session_id: str, request: OpenRequest) -> _Start:
         """Read everything that `_started` needs, and store what the request changes."""
         contents = None
         if request.is_watcher:
@@ -223,7 +223,7 @@ class SessionOpener:
                 place = partial(self._host.dependencies.workspace, request.cwd, request.directories)
                 tail = await take_back_at_open(self._host.adapters_for(tail.row).store, tail, place)
         draft = await draft_of(self._host.adapters_for(tail.row).store, tail) if self._host.is_lasting else None
-        return Start(tail=tail, request=request, contents=contents, draft=draft)
+        return _Start(tail=tail, request=request, contents=contents, draft=draft)
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
         """Check a request whose directory does not exist here. The request is valid only if the session's files are on
@@ -260,7 +260,7 @@ class SessionOpener:
             if changed_config(known, request.config) != known:
                 await hosted.session.branch.change(SessionChanges(config=request.config))
 
-    def _start(self, start: Start) -> ConnectionSession:
+    def _start(self, start: _Start) -> ConnectionSession:
         """Start a session in the host and open it on this connection. The method contains no await, so no other
         request can run in between."""
         tail, request, contents = start.tail, start.request, start.contents

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """If about this many bytes wait to be sent to a client, crow disconnects the client."""
 
-STALLED_S = 60.0
+_STALLED_S = 60.0
 """If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
 
 _PATIENT_BYTES = 64 * 1024
@@ -146,8 +146,8 @@ class ClientQueue:
         elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
             return None
-        elif now - max(self._moved_at, self.client.sent_at) > STALLED_S:
-            self._end(f"This client read nothing for {STALLED_S:.0f} s.")
+        elif now - max(self._moved_at, self.client.sent_at) > _STALLED_S:
+            self._end(f"This client read nothing for {_STALLED_S:.0f} s.")
             return None
         item = _WaitingItem(send, size)
         self._items.append(item)
@@ -175,7 +175,7 @@ class ClientQueue:
             return
         match item:
             case TurnBegan() | EntryStored(entry=Entry(body=Assistant())):
-                self.check_access()
+                self._check_access()
             case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
                 self._progress.pop(call, None)
         self.put(partial(self._show, client, item, is_own), _size(item))
@@ -185,7 +185,7 @@ class ClientQueue:
             client.subagents.note(item)
         await client.show(item, is_own=is_own)
 
-    def check_access(self) -> None:
+    def _check_access(self) -> None:
         """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
         see the session."""
         if self.check is not None:

@@ -15,12 +15,12 @@ from crow.protocol.tool_calls import Fields, parsed_arguments, shown_text
 from crow.protocol.updates import Update
 
 _ERROR_CODE = -32603
-STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
+_STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
 MAX_REPLAYED = 200
 """A replay of a session sends the histories of at most this many of its newest subagents. Older subagents are only
 announced."""
 
-CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
+_CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
 """The capabilities of a subagent's session, as they are announced to the client."""
 
 
@@ -65,7 +65,7 @@ def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Upda
     subagent's last turn."""
     update: Update = {"sessionUpdate": "subagent_update", "sessionId": event.session_id}
     if event.title is not None:
-        update |= {"title": title_line(event.title), "capabilities": dict(CAPABILITIES)}
+        update |= {"title": title_line(event.title), "capabilities": dict(_CAPABILITIES)}
     match event.state:
         case None:
             return update
@@ -81,7 +81,7 @@ def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Upda
 def _stop(stop: str, detail: str) -> Fields:
     if stop == "error" and detail:
         return {"stopReason": "error", "error": {"code": _ERROR_CODE, "message": shown_text(detail)}}
-    return {"stopReason": stop} if stop in STOP_REASONS else {}
+    return {"stopReason": stop} if stop in _STOP_REASONS else {}
 
 
 def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]:

@@ -46,10 +46,10 @@ from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 2
+_PROTOCOL_VERSION = 2
 _MAX_VERSION = 65_535
 
-IDLE: Update = {"sessionUpdate": "state_update", "state": "idle"}
+_IDLE: Update = {"sessionUpdate": "state_update", "state": "idle"}
 _RUNNING: Update = {"sessionUpdate": "state_update", "state": "running"}
 _REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_action"}
 
@@ -67,7 +67,7 @@ class Translation:
         self.known_commands: list[dict[str, Any]] | None = None
         """The slash commands that the client has been sent."""
         self._converter = Converter()
-        self._state = IDLE
+        self._state = _IDLE
         self._place: Mapping[str, Any] = {}
         """The cursor of the newest update, as `_meta`."""
         self._insertions: dict[str, asyncio.Future[str]] = {}
@@ -159,13 +159,13 @@ class Translation:
 
     def note_missed_end(self, end: TurnEnd) -> None:
         """Take over how the last turn ended that the client has missed."""
-        if self._state is IDLE:
+        if self._state is _IDLE:
             self._state = _state_after(end)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
         """Take from `state` how the last turn of the session ended, unless this is already known."""
-        if self._state is IDLE and (stop := state.get("stopReason", "error")) != "error":
-            self._state = IDLE | {"stopReason": stop}
+        if self._state is _IDLE and (stop := state.get("stopReason", "error")) != "error":
+            self._state = _IDLE | {"stopReason": stop}
 
     async def _show_turn(self, turn: Mapping[str, Any]) -> None:
         """Send the state after the begin or the end of a turn."""
@@ -176,7 +176,7 @@ class Translation:
         is_inserted = self._insertions.pop(turn["messageId"], None) is None
         if is_inserted or self._state["state"] != "idle":
             ended = {"stopReason": turn["stopReason"]}
-            await self._show_state(IDLE | ended | ({"error": turn["error"]} if "error" in turn else {}))
+            await self._show_state(_IDLE | ended | ({"error": turn["error"]} if "error" in turn else {}))
         self._running_calls.clear()
         self._names.clear()
 
@@ -240,18 +240,18 @@ class VersionTwo:
         version = params.get("protocolVersion")
         if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= _MAX_VERSION:
             raise ArgumentError(f"protocolVersion is {describe_member(version)}; expected a whole number, such as 2.")
-        agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._is_chosen else 1
+        agreed, spoken = min(max(version, 1), _PROTOCOL_VERSION), _PROTOCOL_VERSION if self._is_chosen else 1
         if agreed != spoken and (self._sessions.store.is_used or self._is_chosen):
             problem = f"This connection already uses version {spoken} of the protocol. Start crow again to use another."
             raise request_error(INVALID_REQUEST, problem)
-        if agreed != PROTOCOL_VERSION:
+        if agreed != _PROTOCOL_VERSION:
             return await self._v1.initialize(params)
         caps, info = capabilities_from(params), params["info"]
         self._choose()
         self._sessions.use_capabilities(caps)
         logger.info("Client: %s %s, with protocol version 2", info["name"], info["version"])
         return {
-            "protocolVersion": PROTOCOL_VERSION,
+            "protocolVersion": _PROTOCOL_VERSION,
             "info": {"name": "crow", "title": "Crow", "version": __version__},
             "capabilities": {
                 "session": {
@@ -347,7 +347,7 @@ class VersionTwo:
         if opened is not None and opened.queue.may_write:
             with suppress(CrowError):
                 await self._sessions.store.require(session_id, "write")
-                revoke_waiting(opened.session)
+                _revoke_waiting(opened.session)
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
         """Close a session. This also succeeds if the session is not open."""
@@ -367,7 +367,7 @@ class VersionTwo:
         with suppress(NoSuchSession):
             await self._sessions.store.require(session_id, "own")
             if (opened := self._sessions.find(session_id)) is not None:
-                revoke_waiting(opened.session)
+                _revoke_waiting(opened.session)
         return await self._v1.stored.delete(params)
 
     async def _set_config_option(self, params: RequestParams) -> dict[str, Any]:
@@ -408,7 +408,7 @@ class VersionTwo:
 
         prompt.repeat.on_joined = join
         self._v1.host.tasks.start_soon(self._follow, run, opened, inserted)
-        with self._v1.requests.cancelled_by(params.request_id, lambda: withdraw(session, prompt)):
+        with self._v1.requests.cancelled_by(params.request_id, lambda: _withdraw(session, prompt)):
             return {"messageId": await inserted}
 
     async def _follow(self, run: PromptRun, opened: ConnectionSession, inserted: asyncio.Future[str]) -> None:
@@ -434,19 +434,19 @@ class VersionTwo:
 def _state_after(end: TurnEnd) -> Update:
     """Return an update with the state after a turn that ended while the client was not connected."""
     if end.stop not in ("interrupted", "error"):
-        return IDLE | {"stopReason": end.stop}
+        return _IDLE | {"stopReason": end.stop}
     words = end.detail or "The turn was interrupted."
-    return IDLE | {"stopReason": "error", "error": {"code": INTERNAL_ERROR, "message": words}}
+    return _IDLE | {"stopReason": "error", "error": {"code": INTERNAL_ERROR, "message": words}}
 
 
-def withdraw(session: Session, prompt: PendingPrompt) -> None:
+def _withdraw(session: Session, prompt: PendingPrompt) -> None:
     """Withdraw a prompt that waits for an earlier turn. If the turn of the prompt is already running, cancel that
     turn."""
     if not session.queue.revoke(prompt):
         session.withdraw(prompt)
 
 
-def revoke_waiting(session: Session) -> None:
+def _revoke_waiting(session: Session) -> None:
     """Withdraw all prompts that wait for the running turn."""
     for prompt in session.queue.waiting:
         session.queue.revoke(prompt)

@@ -42,8 +42,8 @@ from crow.protocol.updates import (
     usage_update,
 )
 
-COMPACTIONS = (entries.Checkpoint, entries.Mask)
-ENDS = (entries.Assistant, entries.TurnEnd)
+_COMPACTIONS = (entries.Checkpoint, entries.Mask)
+_ENDS = (entries.Assistant, entries.TurnEnd)
 
 
 class Shown(NamedTuple):
@@ -193,7 +193,7 @@ class View:
                 self._emit(*([] if is_own else [turn_state_update(self._end_state(item))]))
             case _:
                 self._emit_each(self._unstored(item))
-        is_compaction = isinstance(item, events.EntryStored) and isinstance(item.entry.body, COMPACTIONS)
+        is_compaction = isinstance(item, events.EntryStored) and isinstance(item.entry.body, _COMPACTIONS)
         if self._shown and not is_compaction:
             self._is_answered = self._shown[-1].update["sessionUpdate"] != "user_message_chunk"
         return self._shown
@@ -236,7 +236,7 @@ class View:
     def _pass(self, entry: Entry) -> None:
         """Move behind an entry whose updates have all been added."""
         self._place.entry, self._place.pieces = max(self._place.entry, entry.id), 0
-        if isinstance(entry.body, ENDS):
+        if isinstance(entry.body, _ENDS):
             self._place.closed = entry.id
         if self._growing.message == getattr(entry.body, "message_id", None):
             self._growing = _Growing()

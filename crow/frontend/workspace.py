@@ -26,11 +26,11 @@ _SILENCE_S = 2.0
 """While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
 passed, because some editors write the file and never respond."""
 
-POLL_S = 0.3
-OUTPUT_BYTES = 1_000_000
+_POLL_S = 0.3
+_OUTPUT_BYTES = 1_000_000
 _REAP_S = 3.0
 _ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
-SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
+_SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
 _BOM = "\ufeff"
 _REFUSAL = re.compile(
@@ -397,11 +397,11 @@ class EditorTerminals:
                 await self._release(terminal)
 
     async def _create(self, command: str, cwd: str) -> str:
-        shell, arguments = SHELL[0], [*SHELL[1:], command]
+        shell, arguments = _SHELL[0], [*_SHELL[1:], command]
         env = [{"name": name, "value": value} for name, value in self._variables.items()]
         try:
             answer = await self._editor.send(
-                "terminal/create", command=shell, args=arguments, cwd=cwd, env=env, outputByteLimit=OUTPUT_BYTES
+                "terminal/create", command=shell, args=arguments, cwd=cwd, env=env, outputByteLimit=_OUTPUT_BYTES
             )
         except RequestError as error:
             raise PermissionError(f"The editor did not run the command: {refusal_text(error)}") from error
@@ -429,7 +429,7 @@ class EditorTerminals:
     async def _show_output(self, terminal: str, on_output: OnOutput) -> None:
         shown = ""
         while True:
-            await anyio.sleep(POLL_S)
+            await anyio.sleep(_POLL_S)
             output, _ = await self._output(terminal)
             if output != shown:
                 shown = output
@@ -446,7 +446,7 @@ class EditorTerminals:
         output = answer.get("output")
         text = output if isinstance(output, str) else ""
         if answer.get("truncated") is True:
-            text = f"[the beginning is missing, because the editor keeps only {OUTPUT_BYTES // 1_000_000} MB]\n{text}"
+            text = f"[the beginning is missing, because the editor keeps only {_OUTPUT_BYTES // 1_000_000} MB]\n{text}"
         return text, answer.get("exitStatus")
 
     async def _release(self, terminal: str) -> None:

@@ -27,7 +27,7 @@ with models_built_on_use():
     from acp import schema
     from acp.connection import Connection
 
-DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
+_DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 """The values that replace null in these two parameters before validation, because the SDK's models reject null
 there."""
 
@@ -206,7 +206,7 @@ def check_parameters(method: str, params: Mapping[str, Any]) -> None:
     """
     if (model := MODELS.get(method)) is not None:
         try:
-            model.model_validate({key: DEFAULTS.get(key) if value is None else value for key, value in params.items()})
+            model.model_validate({key: _DEFAULTS.get(key) if value is None else value for key, value in params.items()})
         except ValidationError as error:
             raise _invalid_params(method, error) from None
 

@@ -17,11 +17,11 @@ Message: TypeAlias = dict[str, Any]
 RequestId: TypeAlias = int | str | None
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-MAX_ID_CHARS = 1000
+_MAX_ID_CHARS = 1000
 """The maximum length of an id, in characters. The length is limited because responses and error messages repeat the
 id."""
 
-PARSE_ERROR = -32700
+_PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
@@ -124,13 +124,13 @@ def parse(line: bytes) -> Message | FrameError | None:
     try:
         value = _decode(line)
     except UnicodeDecodeError as error:
-        return FrameError(PARSE_ERROR, f"The line is not UTF-8 (byte {error.start}): {error.reason}.")
+        return FrameError(_PARSE_ERROR, f"The line is not UTF-8 (byte {error.start}): {error.reason}.")
     except RecursionError:
-        return FrameError(PARSE_ERROR, f"The line is nested deeper than {MAX_DEPTH} levels.")
+        return FrameError(_PARSE_ERROR, f"The line is nested deeper than {MAX_DEPTH} levels.")
     except json.JSONDecodeError as error:
-        return FrameError(PARSE_ERROR, f"The line is not JSON: {error.msg} at character {error.pos}.")
+        return FrameError(_PARSE_ERROR, f"The line is not JSON: {error.msg} at character {error.pos}.")
     except ValueError:  # Python refuses to parse integers of thousands of digits
-        return FrameError(PARSE_ERROR, "The line contains a number that is too long.")
+        return FrameError(_PARSE_ERROR, "The line contains a number that is too long.")
     if isinstance(value, list):
         return FrameError(INVALID_REQUEST, "ACP does not allow batches. Send one object per line.")
     if not isinstance(value, dict):
@@ -248,5 +248,5 @@ def _response(value: Message) -> Message | FrameError | None:
 
 def _is_id(value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) <= MAX_ID_CHARS
+        return len(value) <= _MAX_ID_CHARS
     return isinstance(value, int) and not isinstance(value, bool)

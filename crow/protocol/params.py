@@ -24,8 +24,8 @@ from crow.store import SessionSetup
 from crow.store.codec import merged_metadata
 from crow.tools.servers import HttpServer, McpServer, StdioServer
 
-MAX_DIRECTORIES = 100
-MAX_NAME_CHARS = 200
+_MAX_DIRECTORIES = 100
+_MAX_NAME_CHARS = 200
 _PROGRAM_CHARS = 80
 _ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": None, "only": True}
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
@@ -140,8 +140,8 @@ def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False
     :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """
     directories = params.get("additionalDirectories") or ()
-    if not isinstance(directories, list | tuple) or len(directories) > MAX_DIRECTORIES:
-        raise ArgumentError(f"additionalDirectories: expected a list of at most {MAX_DIRECTORIES} absolute paths.")
+    if not isinstance(directories, list | tuple) or len(directories) > _MAX_DIRECTORIES:
+        raise ArgumentError(f"additionalDirectories: expected a list of at most {_MAX_DIRECTORIES} absolute paths.")
     meta = _object(params, "_meta")
     options = _object(_object(meta, "claudeCode"), "options")
     cwd, missing = _absolute_path("cwd", params["cwd"]), ""
@@ -197,9 +197,9 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
     alias = _crow_meta(params).get("alias")
     if alias is None:
         return None
-    if not isinstance(alias, str) or not alias.strip() or len(alias) > MAX_NAME_CHARS or not alias.isprintable():
+    if not isinstance(alias, str) or not alias.strip() or len(alias) > _MAX_NAME_CHARS or not alias.isprintable():
         raise ArgumentError(
-            f'_meta.crow.alias: expected a name of 1 to {MAX_NAME_CHARS} characters, such as "cli:default".'
+            f'_meta.crow.alias: expected a name of 1 to {_MAX_NAME_CHARS} characters, such as "cli:default".'
         )
     return alias
 
@@ -236,9 +236,9 @@ def prompt_name(params: Mapping[str, Any]) -> PromptName | None:
     prompt_id = _crow_meta(params).get("promptId")
     if prompt_id is None:
         return None
-    if not isinstance(prompt_id, str) or not 0 < len(prompt_id) <= MAX_NAME_CHARS or not prompt_id.isprintable():
+    if not isinstance(prompt_id, str) or not 0 < len(prompt_id) <= _MAX_NAME_CHARS or not prompt_id.isprintable():
         raise ArgumentError(
-            f"_meta.crow.promptId is {describe_member(prompt_id)}; expected a string of 1 to {MAX_NAME_CHARS} "
+            f"_meta.crow.promptId is {describe_member(prompt_id)}; expected a string of 1 to {_MAX_NAME_CHARS} "
             "printable characters that no other prompt of the session has, such as a UUID."
         )
     text = json.dumps(params.get("prompt"), sort_keys=True)
@@ -434,8 +434,8 @@ def _max_turns(count: object) -> dict[str, object]:
 
 def _model(name: str, options: Mapping[str, Any]) -> str | None:
     value = options.get("model")
-    if value is not None and (not isinstance(value, str) or len(value) > MAX_NAME_CHARS):
-        raise ArgumentError(f"{name}: expected the name of a model, at most {MAX_NAME_CHARS} characters.")
+    if value is not None and (not isinstance(value, str) or len(value) > _MAX_NAME_CHARS):
+        raise ArgumentError(f"{name}: expected the name of a model, at most {_MAX_NAME_CHARS} characters.")
     return value or None
 
 

@@ -202,10 +202,10 @@ def shown_text(text: str, limit: int = TEXT_BYTES) -> str:
 
 def console_block(text: str, limit: int = TEXT_BYTES) -> str:
     """Return the output of a command as a Markdown code block."""
-    return fenced(shown_text(text, limit), "console")
+    return _fenced(shown_text(text, limit), "console")
 
 
-def fenced(text: str, language: str = "") -> str:
+def _fenced(text: str, language: str = "") -> str:
     """Return a text as a Markdown code block. The fence is longer than any run of backticks in the text."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
@@ -223,7 +223,7 @@ def _result_text(result: ToolResult, limit: int) -> str:
         return console_block(text, limit)
     text = shown_text(text, limit)
     if kind == "search" and not result.is_error:
-        return fenced(text)
+        return _fenced(text)
     if kind == "read" and not result.is_error:
         # An indented text is a code block too. Some clients put a fence around a file, so a second fence could clash.
         return textwrap.indent(text, "    ")
@@ -257,7 +257,7 @@ def question_contents(
     def add(text: str, language: str = "") -> None:
         nonlocal hidden
         part, left_out = head_and_tail(text, _QUESTION_CHARS)
-        blocks.append(fenced(safe(part), language))
+        blocks.append(_fenced(safe(part), language))
         hidden += left_out
 
     match plan.access:
@@ -307,7 +307,7 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
     link or a note."""
     name, mime_type = title_line(attachment.name), title_line(attachment.mime_type or "", _NAME_CHARS)
     mime_field = {"mimeType": mime_type} if mime_type else {}
-    uri = attachment.uri if is_link(attachment.uri) else None
+    uri = attachment.uri if _is_link(attachment.uri) else None
     if attachment.data and len(attachment.data) <= room:
         if mime_type.startswith(("audio/", "image/")):
             return {"type": mime_type[:5], "data": attachment.data, "mimeType": mime_type}
@@ -319,7 +319,7 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
     return {"type": "text", "text": f"({name}, {mime_type or 'unknown type'}, {size}: not shown)"}
 
 
-def is_link(uri: str | None) -> bool:
+def _is_link(uri: str | None) -> bool:
     """Whether a client may offer to open the URI. This is the case if the URI is not too long, contains no hidden
     characters, and names a web page or a file on this machine."""
     if uri is None or len(uri) > _URI_CHARS or not is_plain(uri):

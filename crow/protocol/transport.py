@@ -23,9 +23,9 @@ Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 """A function that crow calls with each line that it receives or sends. The line comes without the newline, and before
 crow handles it. The function must not raise an exception."""
 
-CHUNK_BYTES = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 
-MAX_WAITING_BYTES = 16 * 1024 * 1024
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
 """While the editor has left more bytes than this unread, crow handles no further request."""
 
 _LINE_OVERHEAD_BYTES = 4096
@@ -194,7 +194,7 @@ class StdioTransport:
         sink: int,
         *,
         max_line_bytes: int = frames.MAX_LINE_BYTES,
-        max_waiting_bytes: int = MAX_WAITING_BYTES,
+        max_waiting_bytes: int = _MAX_WAITING_BYTES,
         observe: Observer | None = None,
     ) -> None:
         self._source = _open_source(source)
@@ -482,7 +482,7 @@ class _WatchedSource:
                 self._loop.remove_reader(self._fd)
                 self._ready = None
             try:
-                return b"" if self._ended else os.read(self._fd, CHUNK_BYTES)
+                return b"" if self._ended else os.read(self._fd, _CHUNK_BYTES)
             except BlockingIOError:
                 continue  # the parent process made the descriptor non-blocking
             except OSError:
@@ -524,7 +524,7 @@ class _ThreadSource:
 
     def _read_chunk(self) -> None:
         try:
-            data = os.read(self._fd, CHUNK_BYTES)
+            data = os.read(self._fd, _CHUNK_BYTES)
         except OSError:
             data = b""
         with contextlib.suppress(RuntimeError):  # the loop may have closed while this thread was blocked

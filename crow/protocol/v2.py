@@ -84,7 +84,7 @@ class Converter:
         is_only_output = not update.keys() - {"sessionUpdate", "toolCallId", "status", "_meta"}
         if is_only_output and "terminal_output" in meta and update["status"] not in FINAL_STATUSES:
             return
-        yield {"sessionUpdate": "tool_call_update"} | call_fields(update)
+        yield {"sessionUpdate": "tool_call_update"} | _call_fields(update)
 
     def _terminal(self, update: Update, meta: Mapping[str, Any]) -> Iterator[Update]:
         """Yield updates with the state and the output of the call's terminal, which version 1 sends in `_meta`."""
@@ -107,7 +107,7 @@ class Converter:
             yield {"sessionUpdate": "terminal_update", "terminalId": exited["terminal_id"], "exitStatus": known}
 
 
-def call_fields(call: Mapping[str, Any]) -> Fields:
+def _call_fields(call: Mapping[str, Any]) -> Fields:
     """Return the fields of a tool call. A call that the user cancelled has the status `cancelled`."""
     fields = {key: value for key, value in call.items() if key not in ("sessionUpdate", "_meta")}
     if "content" in fields:
@@ -154,7 +154,7 @@ def permission_params(params: Mapping[str, Any]) -> Fields:
 
     The texts in the call's content become the description of the question. Content that is not text stays in the call.
     """
-    call = call_fields(params["toolCall"])
+    call = _call_fields(params["toolCall"])
     content = call.pop("content", [])
     texts = [item["content"]["text"] for item in content if item["type"] == "content"]
     if rest := [item for item in content if item["type"] != "content"]:

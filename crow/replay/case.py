@@ -38,7 +38,7 @@ from crow.store.portable import (
     line_of,
 )
 
-MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
+_MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
 """Larger files are not replayed."""
 
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -64,9 +64,9 @@ async def write_case(
     with exported.open("wb") as file:
         async for line in admin.export([session_id]):
             file.write(line)
-    write_lines(masked, _masked(exported, redact))
+    _write_lines(masked, _masked(exported, redact))
     sessions = await import_case(scratch[1], masked)
-    proved = deque([each.outcome == "identical" async for each in replays(store, sessions, rebuilder)])
+    proved = deque([each.outcome == "identical" async for each in _replays(store, sessions, rebuilder)])
     digests: dict[int, SentRequest] = {}
     for session in sessions:
         async for each in logged_requests(scratch[0], session):
@@ -86,7 +86,7 @@ async def with_subagents(store: Store, session_id: str) -> list[str]:
     return found
 
 
-async def replays(store: Store, sessions: Iterable[str], rebuilder: Rebuilder) -> AsyncIterator[ReplayedRequest]:
+async def _replays(store: Store, sessions: Iterable[str], rebuilder: Rebuilder) -> AsyncIterator[ReplayedRequest]:
     """Yield the requests of the sessions, built again."""
     for session in sessions:
         async for each in logged_requests(store, session):
@@ -99,8 +99,8 @@ async def import_case(admin: Admin, path: Path) -> list[str]:
     :raises ArgumentError: the file is too large, or is not a valid export.
     """
     size = await anyio.to_thread.run_sync(os.path.getsize, path)
-    if size > MAX_CASE_BYTES:
-        raise ArgumentError(f"{path} has {size:,} bytes; a case file has at most {MAX_CASE_BYTES:,}.")
+    if size > _MAX_CASE_BYTES:
+        raise ArgumentError(f"{path} has {size:,} bytes; a case file has at most {_MAX_CASE_BYTES:,}.")
     imported = await admin.import_file(path, ImportDefaults())
     return [session for each in imported for session in each.sessions]
 
@@ -218,7 +218,7 @@ def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
     yield line_of(End(lines=count, sha256=whole.hexdigest()))
 
 
-def write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:
+def _write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:
     """Write an export file with these records."""
     with path.open("wb") as file:
         file.writelines(_lines(records))

@@ -21,7 +21,7 @@ from crow.store import Store
 from crow.store.branches import own_entries
 from crow.tools import Ports, RecallQuery, Toolbox
 
-TOOLS = ("apply_patch", "edit_file", "write_file")
+_TOOLS = ("apply_patch", "edit_file", "write_file")
 
 OpenTools = Callable[[Path, Ports], AbstractAsyncContextManager[Toolbox]]
 """Opens the built-in tools for a directory, which they cannot leave."""
@@ -54,7 +54,7 @@ async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -
                 files = {}
             case File(change_set="", recorded_here=True) as file:
                 files.setdefault(file.call, {}).setdefault(file.path, file)  # hooks may change the file again
-            case ToolResult(call=ref, name=name, is_error=False) if name in TOOLS and ref in calls and ref in files:
+            case ToolResult(call=ref, name=name, is_error=False) if name in _TOOLS and ref in calls and ref in files:
                 outcome, words = await _compare(calls[ref], ref, files[ref], cwd, open_tools)
                 yield _edit(entry, name, outcome, words)
             case _:

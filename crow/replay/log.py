@@ -228,7 +228,7 @@ class LoggedStore:
                     if self._is_compared(found.body):
                         break
                 logged = found if found and self._is_compared(found.body) else None
-                if words := difference(new.body, logged, are_sizes_known=self.decides):
+                if words := _difference(new.body, logged, are_sizes_known=self.decides):
                     self.diverge(words)
         return self._take(count)
 
@@ -313,7 +313,7 @@ def _mode_at(mode: str, entry: Entry) -> str:
             return mode
 
 
-def difference(new: Body, entry: Entry | None, *, are_sizes_known: bool = True) -> str:
+def _difference(new: Body, entry: Entry | None, *, are_sizes_known: bool = True) -> str:
     """Say how an entry that today's code makes differs from that of the log. Return an empty string if it does not.
 
     What is shortened is compared only if `are_sizes_known`."""

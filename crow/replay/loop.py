@@ -207,7 +207,7 @@ class LoggedTurns:
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(None, ModelError(detail))
             case _:
-                return LoggedStream(None, park=self.park)
+                return LoggedStream(None, park=self._park)
 
     def _fullness(self, body: object) -> str:
         if self._compactor is None or not isinstance(body, Checkpoint | Mask):
@@ -249,11 +249,11 @@ class LoggedTurns:
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(entry, ModelError(detail))
             case TurnEnd() | None:
-                return LoggedStream(entry, park=self.park)
+                return LoggedStream(entry, park=self._park)
             case _:
                 return LoggedStream(entry, NetworkError("The stream broke."))
 
-    async def park(self) -> None:
+    async def _park(self) -> None:
         """Cancel the turn, because the log says that it was cancelled or killed here."""
         self._store.has_parked = True
         self._scope.cancel()
@@ -281,7 +281,7 @@ class LoggedTurns:
         """Wait until the results that came earlier were stored. Then return that of this call."""
         store, result = self._store, self._steps.get(ref, (False, None))[1]
         if result is None:
-            await self.park()
+            await self._park()
         assert result is not None
         cycles, seen = 0, store.taken
         while (following := store.next_compared()) is not result:

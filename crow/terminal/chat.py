@@ -61,7 +61,7 @@ from crow.terminal.typed import ENTERS, TypedText
 
 logger = logging.getLogger(__name__)
 
-CAPABILITIES: Mapping[str, Any] = {
+_CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
     "elicitation": {"form": {}, "url": {}},
     "_meta": {"crow": {"remarks": True}},
@@ -123,7 +123,7 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
         if loaded.problem is not None:
             raise loaded.problem
         try:
-            return asyncio.run(Chat(options, loaded, load).run(cwd))
+            return asyncio.run(_Chat(options, loaded, load).run(cwd))
         except _NoModel as error:
             EARLY_KEYS.restore()  # the terminal itself edits the answers that follow
             if not _choose_model(str(error), options, partial(log_in, loaded)):
@@ -153,7 +153,7 @@ def _choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[]
                 return False
 
 
-class Chat:
+class _Chat:
     """One chat: the :class:`crow.terminal.connection.TerminalClient` for all sessions that the user opens in it."""
 
     def __init__(self, options: argparse.Namespace, loaded: Loaded, reload: Callable[[], Loaded]) -> None:
@@ -210,10 +210,10 @@ class Chat:
     @asynccontextmanager
     async def _connect(self) -> AsyncIterator[Connection]:
         if not self._server:
-            async with connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES) as local:
+            async with connect(self._loaded, self, reload=self._reload, capabilities=_CAPABILITIES) as local:
                 yield local
             return
-        token, caps = self._options.token_file, CAPABILITIES
+        token, caps = self._options.token_file, _CAPABILITIES
         with recording(self._loaded) as recorder:
             async with connect_to(self._server, token, self, capabilities=caps, observe=recorder) as remote:
                 yield remote

@@ -18,7 +18,7 @@ _MAX_BYTES = 4096
 """A terminal holds no more than this until somebody reads it."""
 
 
-class EarlyKeys:
+class _EarlyKeys:
     """The keys that were typed before the line editor reads keys itself.
 
     Until then, the terminal would show them in the middle of other text, and would turn Enter into Ctrl-J, with which
@@ -63,7 +63,7 @@ class EarlyKeys:
                 termios.tcsetattr(0, termios.TCSANOW, before)
 
 
-EARLY_KEYS = EarlyKeys()
+EARLY_KEYS = _EarlyKeys()
 """The keys of this process's terminal."""
 
 

@@ -31,7 +31,7 @@ from crow.terminal.typed import ENTERS, TypedText
 HISTORY_BYTES = 1_000_000
 """The size above which crow shortens the history file at its start. The newest `HISTORY_BYTES // 2` bytes remain."""
 
-MAX_WALKED = 20_000
+_MAX_WALKED = 20_000
 """The maximum number of files and directories that are examined to complete an `@` without a directory."""
 
 _MAX_COMPLETIONS = 50
@@ -41,8 +41,8 @@ _ESCAPE_S = 0.05
 _PLAIN_LOOP = {"handle_sigint": False, "set_exception_handler": False}
 """Makes the line editor leave signals to the chat, and failures of tasks to the log."""
 
-ESCAPE, END = "escape", "end"
-"""`Keyboard.key` returns `ESCAPE` for Esc, and `END` for Ctrl-D or the end of input."""
+_ESCAPE, _END = "escape", "end"
+"""`Keyboard.key` returns `_ESCAPE` for Esc, and `_END` for Ctrl-D or the end of input."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
@@ -80,7 +80,7 @@ class Keyboard(Protocol):
         ...
 
     async def key(self, keys: Collection[str]) -> str:
-        """Read a key: one of `keys`, `ESCAPE` or `END`."""
+        """Read a key: one of `keys`, `_ESCAPE` or `_END`."""
         ...
 
     def discard(self) -> None:
@@ -159,7 +159,7 @@ def find_files(cwd: Path, typed: str) -> Iterator[str]:
                     yield path
     if folder or len(name) < 2:
         return
-    left = MAX_WALKED
+    left = _MAX_WALKED
     for parent, folders, files in os.walk(cwd):
         folders[:] = sorted(each for each in folders if each not in _SKIPPED and not each.startswith("."))
         left -= len(folders) + len(files)
@@ -325,14 +325,14 @@ class PlainKeyboard:
         return await self._read(f"{message}[{safe(default)}] " if default else message) or default
 
     async def key(self, keys: Collection[str]) -> str:
-        """See `Keyboard`. The user types the key and Enter. Any other line counts as `ESCAPE`."""
+        """See `Keyboard`. The user types the key and Enter. Any other line counts as `_ESCAPE`."""
         try:
             typed = (await self._read(f"Type {', '.join(keys)}, then Enter: ")).strip().lower()
         except EOFError:
-            return END
+            return _END
         except Interrupted:
-            return ESCAPE
-        return typed if typed in keys else ESCAPE
+            return _ESCAPE
+        return typed if typed in keys else _ESCAPE
 
     def discard(self) -> None:
         """See `Keyboard`."""
@@ -499,9 +499,9 @@ async def _read_key(fd: int, keys: Collection[str]) -> str:
             typed = await next_input(fd)
             match typed:
                 case b"" | b"\x04":
-                    return END
+                    return _END
                 case b"\x1b":
-                    return ESCAPE
+                    return _ESCAPE
             key = typed.decode("utf-8", "replace").lower()
             if key in keys:
                 return key

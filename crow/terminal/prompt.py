@@ -13,18 +13,18 @@ from typing import Any
 
 from crow.domain.errors import ArgumentError
 
-INPUT_BYTES = 1_000_000
+_INPUT_BYTES = 1_000_000
 """The maximum number of bytes that crow reads from standard input, or from the file of --prompt-file or --schema."""
 
-ATTACHED_BYTES = 200_000
+_ATTACHED_BYTES = 200_000
 """The maximum size in bytes of a --file whose content becomes part of the prompt. For a larger file, the prompt
 contains only a link, and the model reads the parts that it needs."""
 
-IMAGE_BYTES = 15_000_000
+_IMAGE_BYTES = 15_000_000
 _STDIN_HINT_S = 2.0
 
-IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif"}
-IMAGE_TYPES |= {".webp": "image/webp"}
+_IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif"}
+_IMAGE_TYPES |= {".webp": "image/webp"}
 
 
 def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
         blocks.append(text_block(f"Standard input:\n\n{given}" if blocks else given))
     if not blocks:
         raise ArgumentError('There is no prompt. Give one as an argument, such as crow run "explain this repository".')
-    return [*blocks, *map(_file_block, options.file), *map(image_block, options.image)]
+    return [*blocks, *map(_file_block, options.file), *map(_image_block, options.image)]
 
 
 def text_block(text: str) -> dict[str, Any]:
@@ -44,33 +44,33 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def _read_stdin() -> str:
-    """Return standard input, or an empty text if standard input is a terminal. At most `INPUT_BYTES` are returned. Tell
-    the user if crow has to wait for the input or cuts it."""
+    """Return standard input, or an empty text if standard input is a terminal. At most `_INPUT_BYTES` are returned.
+    Tell the user if crow has to wait for the input or cuts it."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     fd = sys.stdin.fileno()
     if not stat.S_ISREG(os.fstat(fd).st_mode) and not select.select([fd], [], [], _STDIN_HINT_S)[0]:
         print("crow: reading standard input until it ends; use </dev/null to send none", file=sys.stderr)
     with os.fdopen(fd, "rb", closefd=False) as file:
-        data = file.read(INPUT_BYTES + 1)
-    if len(data) <= INPUT_BYTES:
-        return decoded("Standard input", data)
-    print(f"crow: standard input is cut after {INPUT_BYTES:,} bytes", file=sys.stderr)
-    return f"{decoded('Standard input', data[:INPUT_BYTES])}\n[cut here: crow reads {INPUT_BYTES:,} bytes at most]"
+        data = file.read(_INPUT_BYTES + 1)
+    if len(data) <= _INPUT_BYTES:
+        return _decoded("Standard input", data)
+    print(f"crow: standard input is cut after {_INPUT_BYTES:,} bytes", file=sys.stderr)
+    return f"{_decoded('Standard input', data[:_INPUT_BYTES])}\n[cut here: crow reads {_INPUT_BYTES:,} bytes at most]"
 
 
 def read_text(option: str, path: str) -> str:
     try:
         with open(path, "rb") as file:
-            data = file.read(INPUT_BYTES + 1)
+            data = file.read(_INPUT_BYTES + 1)
     except OSError as error:
         raise ArgumentError(f"{option} {path}: {error.strerror or error}") from None
-    if len(data) > INPUT_BYTES:
-        raise ArgumentError(f"{option} {path} has more than {INPUT_BYTES:,} bytes; attach it with --file instead.")
-    return decoded(f"{option} {path}", data)
+    if len(data) > _INPUT_BYTES:
+        raise ArgumentError(f"{option} {path} has more than {_INPUT_BYTES:,} bytes; attach it with --file instead.")
+    return _decoded(f"{option} {path}", data)
 
 
-def decoded(what: str, data: bytes) -> str:
+def _decoded(what: str, data: bytes) -> str:
     if b"\0" in data:
         raise ArgumentError(f"{what} is not text: it has a zero byte. For a binary file, write its path in the prompt.")
     return data.decode("utf-8", "replace")
@@ -81,7 +81,7 @@ def _file_block(path: str) -> dict[str, Any]:
     file."""
     place = Path(path).resolve()
     try:
-        is_small = place.is_file() and place.stat().st_size <= ATTACHED_BYTES
+        is_small = place.is_file() and place.stat().st_size <= _ATTACHED_BYTES
         data = place.read_bytes() if is_small else b"\0"
         place.stat()
     except OSError as error:
@@ -95,23 +95,23 @@ def _file_block(path: str) -> dict[str, Any]:
     return {"type": "resource", "resource": {"uri": place.as_uri(), "text": text}}
 
 
-def image_block(path: str) -> dict[str, Any]:
-    mime_type = IMAGE_TYPES.get(Path(path).suffix.lower())
+def _image_block(path: str) -> dict[str, Any]:
+    mime_type = _IMAGE_TYPES.get(Path(path).suffix.lower())
     if mime_type is None:
-        raise ArgumentError(f"--image {path}: expected a file that ends with {', '.join(IMAGE_TYPES)}.")
+        raise ArgumentError(f"--image {path}: expected a file that ends with {', '.join(_IMAGE_TYPES)}.")
     try:
         with open(path, "rb") as file:
-            data = file.read(IMAGE_BYTES + 1)
+            data = file.read(_IMAGE_BYTES + 1)
     except OSError as error:
         raise ArgumentError(f"--image {path}: {error.strerror or error}") from None
-    if len(data) > IMAGE_BYTES:
-        raise ArgumentError(f"--image {path} has more than {IMAGE_BYTES:,} bytes; scale the image down.")
+    if len(data) > _IMAGE_BYTES:
+        raise ArgumentError(f"--image {path} has more than {_IMAGE_BYTES:,} bytes; scale the image down.")
     return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime_type}
 
 
 def mentioned_block(path: str) -> dict[str, Any]:
     """Return the content of an image that a prompt mentions, or a link to any other file. The front end attaches the
     content of small text files."""
-    if Path(path).suffix.lower() in IMAGE_TYPES:
-        return image_block(path)
+    if Path(path).suffix.lower() in _IMAGE_TYPES:
+        return _image_block(path)
     return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

@@ -29,7 +29,7 @@ from crow.version import __version__
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """The size of the largest message that is read. Crow's own messages are below 1 MiB."""
 
 _MAX_WAITING_MESSAGES = 100
@@ -209,7 +209,7 @@ class RemoteConnection:
 
     async def read(self, reader: asyncio.StreamReader) -> None:
         """Read what the bridge passes on, until it ends."""
-        splitter = frames.LineSplitter(MAX_MESSAGE_BYTES)
+        splitter = frames.LineSplitter(_MAX_MESSAGE_BYTES)
         while data := await reader.read(1 << 18):
             for line in splitter.feed(data):
                 if self._observe is not None and isinstance(line, bytes):

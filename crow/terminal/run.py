@@ -30,22 +30,22 @@ from crow.terminal.prompt import read_prompt, text_block
 from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
 from crow.terminal.sessions import add_session_arguments, check_session_options, open_session
 
-DONE, FAILED, USAGE, LIMIT, REFUSED, UNVERIFIED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+_DONE, _FAILED, _USAGE, _LIMIT, _REFUSED, _UNVERIFIED, _INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 """Exit codes."""
 
 _EXIT_CODES = f"""exit codes:
-  {DONE}    the turn is done
-  {FAILED}    the run failed: the model, the endpoint, the database, or no JSON that --schema accepts
-  {USAGE}    an argument or a setting cannot be used; nothing was sent
-  {LIMIT}    a limit stopped the run: --max-steps, --max-cost, or the length of an answer
-  {REFUSED}    a tool call was refused because nobody could be asked, and no later call succeeded
-  {UNVERIFIED}    with --require-verified: files were changed, and no check verified all of them after the last change
-  {INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
+  {_DONE}    the turn is done
+  {_FAILED}    the run failed: the model, the endpoint, the database, or no JSON that --schema accepts
+  {_USAGE}    an argument or a setting cannot be used; nothing was sent
+  {_LIMIT}    a limit stopped the run: --max-steps, --max-cost, or the length of an answer
+  {_REFUSED}    a tool call was refused because nobody could be asked, and no later call succeeded
+  {_UNVERIFIED}    with --require-verified: files were changed, and no check verified all of them after the last change
+  {_INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
 """
 
 _SCHEMA_TRIES = 3
 
-CAPABILITIES: Mapping[str, Any] = {
+_CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
     "_meta": {"crow": {"remarks": True}},
 }
@@ -198,7 +198,7 @@ class _RunClient:
         with interrupts(lambda: self._interrupt(main)), self._screen.spinning():
             try:
                 async with connect(
-                    self._loaded, self, reload=self._reload, capabilities=CAPABILITIES, is_warmed=False
+                    self._loaded, self, reload=self._reload, capabilities=_CAPABILITIES, is_warmed=False
                 ) as connection:
                     self._connection = connection
                     try:
@@ -213,7 +213,7 @@ class _RunClient:
                 if not self._interrupts:
                     raise
                 self._say_how_to_continue("Interrupted.")
-                return INTERRUPTED
+                return _INTERRUPTED
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
         """Run the prompt and print the result. If the schema of --schema rejects the answer, ask for a corrected
@@ -239,12 +239,12 @@ class _RunClient:
             prompt = [text_block(f"Your answer is not accepted: {problem}. Answer with the corrected JSON only.")]
         code = self._exit_code(stop, problem)
         receipt = await self._receipt(connection, before.leaf)
-        if code == DONE and self._options.require_verified and receipt and receipt.get("state") != "verified":
-            code = UNVERIFIED
+        if code == _DONE and self._options.require_verified and receipt and receipt.get("state") != "verified":
+            code = _UNVERIFIED
         await self._screen.end_line()
         if self._options.json:
             await self._print_result(connection, stop, problem, value, code, before, receipt)
-        elif self._schema is not None and code == DONE:
+        elif self._schema is not None and code == _DONE:
             await self._screen.print_answer(json.dumps(value, ensure_ascii=False) + "\n")
         await self._say_end(code, stop, problem)
         return code
@@ -261,12 +261,12 @@ class _RunClient:
 
     def _exit_code(self, stop: str, problem: str) -> int:
         if self._interrupts:
-            return INTERRUPTED
+            return _INTERRUPTED
         if self._turn.stopped_by or stop in ("max_turn_requests", "max_tokens"):
-            return LIMIT
+            return _LIMIT
         if problem or stop != "end_turn":
-            return FAILED
-        return REFUSED if self._turn.was_refused_last else DONE
+            return _FAILED
+        return _REFUSED if self._turn.was_refused_last else _DONE
 
     async def _say_end(self, code: int, stop: str, problem: str) -> None:
         turn = self._turn
@@ -313,7 +313,7 @@ class _RunClient:
             "refused": list(turn.refused),
             "exitCode": code,
         }
-        if self._schema is not None and code == DONE:
+        if self._schema is not None and code == _DONE:
             result["json"] = value
         if problem:
             result["error"] = problem
@@ -420,20 +420,20 @@ class _RunClient:
             with terminal:
                 await self._screen.end_line()
                 with self._screen.paused():
-                    return selected(question.option_for(await answer_at(terminal, question.text)))
+                    return _selected(question.option_for(await answer_at(terminal, question.text)))
         rule = params.get("_meta", {}).get("crow", {}).get("rule", "")
         self._turn.refused[rule] = None
         self._turn.refused_calls.add(call["toolCallId"])
         self._turn.was_refused_last = True
         how = f"; allow it with --allow {shell_quoted(rule)}" if rule else ""
         await self._screen.say(f"  refused, because there is no terminal to ask at: {call['title']}{how}")
-        return selected(question.no)
+        return _selected(question.no)
 
     async def elicit(self, params: Params) -> dict[str, Any]:  # noqa: ARG002
-        """See `TerminalClient`. This method is not called, because `CAPABILITIES` do not offer elicitation."""
+        """See `TerminalClient`. This method is not called, because `_CAPABILITIES` do not offer elicitation."""
         return {"action": "cancel"}
 
 
-def selected(option_id: str) -> dict[str, Any]:
+def _selected(option_id: str) -> dict[str, Any]:
     """Return the response that selects this option of a `session/request_permission`."""
     return {"outcome": {"outcome": "selected", "optionId": option_id}}

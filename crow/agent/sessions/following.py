@@ -30,7 +30,7 @@ _TRY_AGAIN_S = 1.0
 prompt's turn."""
 
 CATCH_UP_S = 5.0
-PAUSE_S = 0.5
+_PAUSE_S = 0.5
 
 
 class Follower:
@@ -125,7 +125,7 @@ class Follower:
                 logger.warning("The changes of other processes to session %s cannot be read now: %s", session.id, error)
             except Exception:
                 logger.exception("The changes of other processes to session %s could not be shown", session.id)
-            await anyio.sleep(PAUSE_S)
+            await anyio.sleep(_PAUSE_S)
 
     def _hurry(self) -> None:
         self._wake.set()

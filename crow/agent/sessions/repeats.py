@@ -12,7 +12,7 @@ from crow.domain.entries import StopReason
 from crow.domain.errors import TurnError
 from crow.store import NamedPrompt
 
-LOOK_S = 0.5
+_LOOK_S = 0.5
 """How often the store is asked for the outcome of a prompt that another process runs, if processes do not notify each
 other."""
 
@@ -73,7 +73,7 @@ async def _change(conversation: Conversation, queue: Sequence[PendingPrompt]) ->
     elif queue:
         await queue[0].done.wait()
     else:  # nothing notifies this process
-        await anyio.sleep(LOOK_S)
+        await anyio.sleep(_LOOK_S)
         await conversation.adapters.store.open_session(conversation.id)  # if the other process died, its turn ends now
 
 

@@ -35,9 +35,9 @@ from crow.tools.layers.states import (
 
 MAX_LISTED = 5_000
 """At most so many changed files are listed one by one."""
-COMPARED_BYTES = 4_000_000
-MAX_DROPPED = 100
-SET_ID = stat.S_ISUID | stat.S_ISGID
+_COMPARED_BYTES = 4_000_000
+_MAX_DROPPED = 100
+_SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +123,6 @@ class Changes:
         return [change for change in self.listed if not (change.is_same or change.is_ignored) or change.is_protected]
 
     @property
-    def matters(self) -> bool:
-        """Whether there is something that a user would want to know about."""
-        return bool(self.problem or self.dropped or self.shown)
-
-    @property
     def protected(self) -> list[Change]:
         """The changes to protected files."""
         return [change for change in self.listed if change.is_protected]
@@ -141,7 +136,7 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
             _Look(layer, overlay, rules or LookRules(), changes).whole()
         except TooLargeError as error:
             changes.problem = str(error)
-    if all(is_time(each) for each in changes.operations):  # such as a directory with a file that was removed again
+    if all(_is_time(each) for each in changes.operations):  # such as a directory with a file that was removed again
         changes.operations.clear()
     return changes
 
@@ -157,7 +152,7 @@ def is_untouched(layer: Layer) -> bool:
     return True
 
 
-def is_time(operation: Operation) -> bool:
+def _is_time(operation: Operation) -> bool:
     """Return whether nothing but the time of a directory has changed."""
     same = (operation.before.mode, operation.before.xattrs) == (operation.after.mode, operation.after.xattrs)
     return operation.is_meta and same
@@ -307,7 +302,7 @@ class _Look:
         if xattrs_of(proc_path(above, name)) != xattrs_of(proc_path(below, name)):
             return False
         try:
-            return same_content(above, name, below, name, COMPARED_BYTES)
+            return same_content(above, name, below, name, _COMPARED_BYTES)
         except OSError:
             return False
 
@@ -326,7 +321,7 @@ class _Look:
     def _conflict(self, path: str, is_ignored: bool) -> None:
         """Note that somebody else changed a path. What git ignores can be made again: there the workspace's file stays,
         and that is no reason to refuse the rest."""
-        if is_git_index(path):
+        if _is_git_index(path):
             self._late_indexes.append(path)
         elif not is_ignored:
             self._changes.conflicts.append(f"{self._root}/{path}")
@@ -339,7 +334,7 @@ class _Look:
                 self._changes.conflicts.append(f"{self._root}/{path}")
 
     def _drop(self, path: str) -> None:
-        if len(self._changes.dropped) < MAX_DROPPED:
+        if len(self._changes.dropped) < _MAX_DROPPED:
             self._changes.dropped.append(f"{self._root}/{path}")
 
     def _clean(self, name: str, above: int) -> None:
@@ -350,7 +345,7 @@ class _Look:
         if stat.S_ISDIR(status.st_mode):
             self._clean_inside(name, above)
         else:
-            plain_mode(place, status)
+            _plain_mode(place, status)
 
     def _clean_inside(self, name: str, above: int) -> None:
         """Do the same with everything in a directory, except for modes: `_list_below` removes the bits that no file
@@ -420,8 +415,8 @@ class _Look:
             for below, found in walk(inner):
                 self._count()
                 each = found
-                if action == "created" and not self._changes.is_live and found.st_mode & SET_ID:
-                    each = plain_mode(proc_path(inner, below), found)
+                if action == "created" and not self._changes.is_live and found.st_mode & _SET_ID:
+                    each = _plain_mode(proc_path(inner, below), found)
                 fingerprint.add(below, each)
                 full = f"{path}/{below}"
                 is_directory = stat.S_ISDIR(each.st_mode)
@@ -471,21 +466,21 @@ class _Look:
                 size=status.st_size,
                 is_ignored=is_ignored,
                 is_protected=is_protected,
-                is_same=is_same or is_git_index(path),
+                is_same=is_same or _is_git_index(path),
                 target=os.readlink(name, dir_fd=directory) if kind == "link" else "",
             )
         )
 
 
-def plain_mode(path: str, status: os.stat_result) -> os.stat_result:
+def _plain_mode(path: str, status: os.stat_result) -> os.stat_result:
     """Remove the bits of a file that would let it run as its owner or group. Return its new status."""
-    if not stat.S_ISREG(status.st_mode) or not status.st_mode & SET_ID:
+    if not stat.S_ISREG(status.st_mode) or not status.st_mode & _SET_ID:
         return status
-    os.chmod(path, stat.S_IMODE(status.st_mode) & ~SET_ID)
+    os.chmod(path, stat.S_IMODE(status.st_mode) & ~_SET_ID)
     return os.lstat(path)
 
 
-def is_git_index(path: str) -> bool:
+def _is_git_index(path: str) -> bool:
     """Return whether this is git's index, in which git notes the times of files whenever it looks at them."""
     return path == ".git/index" or path.endswith("/.git/index")
 

@@ -40,18 +40,18 @@ from crow.tools.layers.states import (
 if sys.platform != "win32":
     import fcntl
 
-VERSION = 1
+_VERSION = 1
 BASE_BYTES = 1_000_000
 """Longer files are remembered by their state alone, so their two versions cannot be merged."""
-ALL_BASES_BYTES = 200_000_000
+_ALL_BASES_BYTES = 200_000_000
 UNKNOWN = State(kind="other")
 """The base of a path that was changed in the workspace and in the layer at the same time."""
-KEPT_S = 30 * 86_400
+_KEPT_S = 30 * 86_400
 UNNEEDED_S = 7 * 86_400
 """The layer of a deleted session stays for so long, because its session may be in another database."""
-NEW_S = 3_600
+_NEW_S = 3_600
 """A layer that a process began to create longer ago was left over by a kill."""
-TOTAL_BYTES = 10_000_000_000
+_TOTAL_BYTES = 10_000_000_000
 """If all layers of subagents take more on the disk, the oldest ones are removed."""
 
 
@@ -91,7 +91,7 @@ class ChildLayer:
 
     def begin(self) -> None:
         """Say that a command or an edit begins. Call `note` when it has ended."""
-        write_text(self.directory / "since", str(time.time_ns()))
+        _write_text(self.directory / "since", str(time.time_ns()))
 
     def note(self) -> None:
         """Remember the bases of what the last command or edit has changed first. No command may be running.
@@ -117,7 +117,7 @@ class ChildLayer:
         for overlay in self.layer.overlays:
             if path == overlay.root or not path.is_relative_to(overlay.root):
                 continue
-            top = top_of_change(overlay, path.relative_to(overlay.root).parts)
+            top = _top_of_change(overlay, path.relative_to(overlay.root).parts)
             if str(top) not in self.bases:
                 with directory_of(top) as below:
                     # nothing runs, so the subagent has not seen another version
@@ -131,7 +131,7 @@ class ChildLayer:
                 if Path(path).is_relative_to(overlay.root):
                     place = overlay.upper / Path(path).relative_to(overlay.root)
                     if place != overlay.upper and os.path.lexists(place):
-                        discard_in(place)
+                        _discard_in(place)
             base = self.bases.pop(path, None)
             if base is not None and base.copy:
                 (self.directory / "bases" / base.copy).unlink(missing_ok=True)
@@ -150,12 +150,12 @@ class ChildLayer:
     def save(self) -> None:
         """Write the bases to the disk."""
         data = {
-            "version": VERSION,
+            "version": _VERSION,
             "roots": [str(overlay.root) for overlay in self.layer.overlays],
             "bases": {path: [state_data(base.state), base.copy] for path, base in self.bases.items()},
             "metas": {path: state_data(state) for path, state in self.metas.items()},
         }
-        write_text(self.directory / "child", json.dumps(data))
+        _write_text(self.directory / "child", json.dumps(data))
 
     def close(self) -> None:
         """Let other processes use the layer."""
@@ -219,7 +219,7 @@ class _Notes:
         if walked.newest_ns > self._since_ns or self._was_known_otherwise(path, below):
             return Base(state=UNKNOWN)
         is_short = state.kind == "file" and state.size <= BASE_BYTES
-        if not is_short or self._child.copied + state.size > ALL_BASES_BYTES:
+        if not is_short or self._child.copied + state.size > _ALL_BASES_BYTES:
             return Base(state=state)
         copy, folder = new_id(), self._child.directory / "bases"
         try:
@@ -250,7 +250,7 @@ class _Notes:
         return False
 
 
-def top_of_change(overlay: Overlay, parts: Sequence[str]) -> Path:
+def _top_of_change(overlay: Overlay, parts: Sequence[str]) -> Path:
     """Return the path at which a layer stops to lie over a directory of the workspace, on the way to another path."""
     above, below = overlay.upper, overlay.root
     for part in parts[:-1]:
@@ -275,11 +275,11 @@ def open_child(place: Place, identifier: str, roots: Sequence[Path]) -> ChildLay
     if not (directory / "child").exists():
         with suppress(OSError):
             discard(directory)
-        create(directory, roots)
-    lock = lock_of(directory)
+        _create(directory, roots)
+    lock = _lock_of(directory)
     try:
-        child = read_child(directory, lock, roots)
-        finish_keeping(place, child)
+        child = _read_child(directory, lock, roots)
+        _finish_keeping(place, child)
         child.note()  # a command may have been killed
     except BaseException:
         os.close(lock)
@@ -287,7 +287,7 @@ def open_child(place: Place, identifier: str, roots: Sequence[Path]) -> ChildLay
     return child
 
 
-def read_child(directory: Path, lock: int, roots: Sequence[Path]) -> ChildLayer:
+def _read_child(directory: Path, lock: int, roots: Sequence[Path]) -> ChildLayer:
     data = json.loads((directory / "child").read_text(encoding="utf-8", errors="surrogateescape"))
     if data["roots"] != [str(root) for root in roots]:
         raise RootsChanged(f"its directories were {', '.join(data['roots'])}")
@@ -302,7 +302,7 @@ def read_child(directory: Path, lock: int, roots: Sequence[Path]) -> ChildLayer:
     return ChildLayer(layer=layer, bases=bases, metas=metas, copied=copied)
 
 
-def create(directory: Path, roots: Sequence[Path]) -> None:
+def _create(directory: Path, roots: Sequence[Path]) -> None:
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = directory.with_name(f"new-{new_id()}")
     new.mkdir(mode=0o700)
@@ -322,7 +322,7 @@ def create(directory: Path, roots: Sequence[Path]) -> None:
         raise
 
 
-def lock_of(directory: Path) -> int:
+def _lock_of(directory: Path) -> int:
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if sys.platform != "win32":
@@ -334,14 +334,14 @@ def lock_of(directory: Path) -> int:
     return lock
 
 
-def write_text(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     """Replace a small file, so that a kill leaves the old or the new one."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(text, encoding="utf-8", errors="surrogateescape")
     new.rename(path)
 
 
-def discard_in(path: Path) -> None:
+def _discard_in(path: Path) -> None:
     """Remove what a layer has at a path, although commands may have made its directory read-only."""
     parent = path.parent
     mode = stat.S_IMODE(parent.stat().st_mode)
@@ -358,7 +358,7 @@ def keeping(child: ChildLayer, change_set: str, paths: Sequence[str]) -> Iterato
     If the process is killed meanwhile, the next one that opens the layer does that. If the block fails, the layer stays
     as it is."""
     note = child.directory / "keeping"
-    write_text(note, json.dumps({"change_set": change_set, "paths": list(paths)}))
+    _write_text(note, json.dumps({"change_set": change_set, "paths": list(paths)}))
     try:
         yield
     except BaseException:
@@ -368,7 +368,7 @@ def keeping(child: ChildLayer, change_set: str, paths: Sequence[str]) -> Iterato
     note.unlink()
 
 
-def finish_keeping(place: Place, child: ChildLayer) -> None:
+def _finish_keeping(place: Place, child: ChildLayer) -> None:
     """Remove from a layer what a killed process has moved into the workspace."""
     note = child.directory / "keeping"
     try:
@@ -392,7 +392,7 @@ def children(place: Place, *, unused_s: float = 0) -> tuple[str, ...]:
     with suppress(OSError):
         for path in place.children.iterdir():
             modified = path.stat().st_mtime
-            limit_s = max(unused_s, NEW_S if path.name.startswith("new-") else 0)
+            limit_s = max(unused_s, _NEW_S if path.name.startswith("new-") else 0)
             if modified <= time.time() - limit_s:
                 found.append((modified, path.name))
     return tuple(name for _, name in sorted(found, reverse=True))
@@ -402,7 +402,7 @@ def remove_child(place: Place, identifier: str) -> bool:
     """Remove the layer of a subagent, unless a process uses it. Return whether it was removed."""
     directory = place.children / os.path.basename(identifier)
     try:
-        lock = lock_of(directory)
+        lock = _lock_of(directory)
     except (LayerBusy, OSError):
         return False
     with suppress(OSError):
@@ -411,7 +411,7 @@ def remove_child(place: Place, identifier: str) -> bool:
     return True
 
 
-def size_of(place: Place, identifier: str) -> int:
+def _size_of(place: Place, identifier: str) -> int:
     """Return the bytes on the disk that the layer of a subagent takes. Sizes below directories that nobody may read do
     not count."""
     total = 0
@@ -426,8 +426,8 @@ def surplus(place: Place) -> tuple[str, ...]:
     """Return the ids of subagents whose layers have not been used for a month, or are the oldest of too many."""
     found, total, now = [], 0, time.time()
     for name in children(place):
-        total += size_of(place, name)
+        total += _size_of(place, name)
         with suppress(OSError):
-            if (place.children / name).stat().st_mtime < now - KEPT_S or total > TOTAL_BYTES:
+            if (place.children / name).stat().st_mtime < now - _KEPT_S or total > _TOTAL_BYTES:
                 found.append(name)
     return tuple(found)

@@ -10,32 +10,32 @@ from crow.domain.entries import Diff
 from crow.domain.text import plural, safe
 from crow.tools.layers.changes import Change, Changes
 
-MAX_NAMES = 12
-MAX_SINGLE = 3
+_MAX_NAMES = 12
+_MAX_SINGLE = 3
 """If more files of a directory have changed, only their number is named."""
-MAX_DIFFS = 20
-DIFF_BYTES = 100_000
+_MAX_DIFFS = 20
+_DIFF_BYTES = 100_000
 """Longer files are shown by their size."""
 MB = 1_000_000
 
 
-def shown(path: str) -> str:
+def _shown(path: str) -> str:
     """Return a path on one line. A file may have any name, such as one that looks like several."""
     return safe(path.encode(errors="backslashreplace").decode().replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def some(paths: Sequence[str]) -> str:
     """Name paths in one line. If there are many, only the first are named."""
-    rest = len(paths) - MAX_NAMES
-    return ", ".join(map(shown, paths[:MAX_NAMES])) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(paths) - _MAX_NAMES
+    return ", ".join(map(_shown, paths[:_MAX_NAMES])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def named(changes: Changes) -> str:
     """Name the changed files in one line: for many of one directory, only their number."""
-    return "; ".join(described(changes.shown))
+    return "; ".join(_described(changes.shown))
 
 
-def described(changes: Iterable[Change]) -> list[str]:
+def _described(changes: Iterable[Change]) -> list[str]:
     """Describe changes, one text for each file, or for each directory with many of them."""
     changes = list(changes)
     counts = Counter((change.action, os.path.dirname(change.path)) for change in changes if not change.is_protected)
@@ -44,20 +44,20 @@ def described(changes: Iterable[Change]) -> list[str]:
     for change in changes:
         folder = os.path.dirname(change.path)
         count = counts[change.action, folder]
-        if count > MAX_SINGLE and not change.is_protected:
-            found[f"{change.action} {plural(count, 'file')} in {shown(folder)}/"] = False
+        if count > _MAX_SINGLE and not change.is_protected:
+            found[f"{change.action} {plural(count, 'file')} in {_shown(folder)}/"] = False
         else:
-            target = f" (a link to {shown(change.target)})" if change.kind == "link" else ""
-            text = f"{change.action} {shown(change.path)}{target}{' (protected)' if change.is_protected else ''}"
+            target = f" (a link to {_shown(change.target)})" if change.kind == "link" else ""
+            text = f"{change.action} {_shown(change.path)}{target}{' (protected)' if change.is_protected else ''}"
             found[text] = found.get(text, False) or change.is_protected
     listed = sorted(found, key=lambda text: not found[text])
-    rest = len(listed) - MAX_NAMES
-    return [*listed[:MAX_NAMES], *([f"{rest} more"] if rest > 0 else [])]
+    rest = len(listed) - _MAX_NAMES
+    return [*listed[:_MAX_NAMES], *([f"{rest} more"] if rest > 0 else [])]
 
 
 def summary_of(changes: Changes) -> str:
     """Return what the user reads about the changes, one line for each."""
-    lines = described(changes.shown)
+    lines = _described(changes.shown)
     if changes.ignored:
         lines.append(f"{plural(changes.ignored, 'file')} that git ignores ({changes.ignored_bytes / MB:.1f} MB)")
     if len(changes.listed) < changes.files:
@@ -68,21 +68,21 @@ def summary_of(changes: Changes) -> str:
 def diffs_of(changes: Changes) -> tuple[Diff, ...]:
     """Return the diffs of the first changed text files that are not too long. This call blocks."""
     found: list[Diff] = []
-    for change in changes.shown[: 10 * MAX_DIFFS]:
-        if change.kind == "file" and len(found) < MAX_DIFFS:
-            old = "" if change.action == "created" else text_at(change.path)
-            new = "" if change.action == "deleted" else text_at(change.source)
+    for change in changes.shown[: 10 * _MAX_DIFFS]:
+        if change.kind == "file" and len(found) < _MAX_DIFFS:
+            old = "" if change.action == "created" else _text_at(change.path)
+            new = "" if change.action == "deleted" else _text_at(change.source)
             if old is not None and new is not None:
                 created = change.action == "created"
                 found.append(Diff(path=change.path, old_text=None if created else old, new_text=new))
     return tuple(found)
 
 
-def text_at(path: str) -> str | None:
+def _text_at(path: str) -> str | None:
     """Return the text of a file; None if it is not a short text file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            data = file.read(DIFF_BYTES + 1)
-            return None if len(data) > DIFF_BYTES or b"\0" in data else data.decode()
+            data = file.read(_DIFF_BYTES + 1)
+            return None if len(data) > _DIFF_BYTES or b"\0" in data else data.decode()
     except (OSError, UnicodeDecodeError):
         return None

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-MAX_BYTES = 256 * 1024
-MAX_PATTERNS = 2_000
-MAX_PATTERN_CHARS = 500
-MAX_ANY_DIRECTORIES = 3
-IGNORE_FILE = ".gitignore"
+_MAX_BYTES = 256 * 1024
+_MAX_PATTERNS = 2_000
+_MAX_PATTERN_CHARS = 500
+_MAX_ANY_DIRECTORIES = 3
+_IGNORE_FILE = ".gitignore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +84,26 @@ class IgnoreRules:
 
     def _patterns_in(self, folder: str, *, is_root: bool) -> tuple[Pattern, ...]:
         if folder not in self._patterns:
-            texts = [read_ignore_file(f"{folder}/.git/info/exclude")] if is_root else []
-            texts.append(read_ignore_file(f"{folder}/{IGNORE_FILE}"))
-            self._patterns[folder] = parse_patterns("\n".join(texts))
+            texts = [_read_ignore_file(f"{folder}/.git/info/exclude")] if is_root else []
+            texts.append(_read_ignore_file(f"{folder}/{_IGNORE_FILE}"))
+            self._patterns[folder] = _parse_patterns("\n".join(texts))
         return self._patterns[folder]
 
 
-def read_ignore_file(path: str) -> str:
+def _read_ignore_file(path: str) -> str:
     """Return the text of an ignore file; empty if it is not a plain file that can be read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            return file.read(MAX_BYTES).decode(errors="surrogateescape")
+            return file.read(_MAX_BYTES).decode(errors="surrogateescape")
     except OSError:
         return ""
 
 
 @lru_cache(maxsize=64)
-def parse_patterns(text: str) -> tuple[Pattern, ...]:
+def _parse_patterns(text: str) -> tuple[Pattern, ...]:
     """Return the patterns in the text of an ignore file, in order."""
-    lines = text.splitlines()[:MAX_PATTERNS]
+    lines = text.splitlines()[:_MAX_PATTERNS]
     return tuple(pattern for line in lines if (pattern := parse_pattern(line)) is not None)
 
 
@@ -112,7 +112,7 @@ def parse_pattern(line: str) -> Pattern | None:
     line = line.rstrip("\r\n")
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
-    if not line or line.startswith("#") or len(line) > MAX_PATTERN_CHARS:
+    if not line or line.startswith("#") or len(line) > _MAX_PATTERN_CHARS:
         return None
     is_negated = line.startswith("!")
     line = line[1:] if is_negated else line
@@ -122,7 +122,7 @@ def parse_pattern(line: str) -> Pattern | None:
         return None
     is_anchored = "/" in line
     text = line.lstrip("/")
-    expression = translate(text)
+    expression = _translate(text)
     if expression is None:
         return None
     try:
@@ -132,11 +132,11 @@ def parse_pattern(line: str) -> Pattern | None:
     return Pattern(compiled, is_negated, only_directories)
 
 
-def translate(pattern: str) -> str | None:
+def _translate(pattern: str) -> str | None:
     """Return the regular expression for a pattern of git. It takes linear time. None if the pattern is not valid, or
     has more parts that match any directories than anybody needs."""
     parts = pattern.split("/")
-    if parts.count("**") > MAX_ANY_DIRECTORIES:
+    if parts.count("**") > _MAX_ANY_DIRECTORIES:
         return None
     made = []
     for number, part in enumerate(parts):
@@ -144,14 +144,14 @@ def translate(pattern: str) -> str | None:
         if part == "**" and len(parts) > 1:
             made.append(".+" if is_last else "(?:[^/]+/)*")
             continue
-        pieces = translate_name(part)
+        pieces = _translate_name(part)
         if pieces is None:
             return None
         made.append(pieces if is_last else f"{pieces}/")
     return "".join(made)
 
 
-def translate_name(pattern: str) -> str | None:
+def _translate_name(pattern: str) -> str | None:
     """Return the regular expression for a part of a pattern without slashes."""
     pieces: list[str] = [""]
     """The parts between stars."""

@@ -51,10 +51,10 @@ from crow.tools.layers.states import (
     sync_file_system,
 )
 
-KEPT_S = 7 * 86_400
-NOTED_S = 365 * 86_400
+_KEPT_S = 7 * 86_400
+_NOTED_S = 365 * 86_400
 """How long it is known that a change set was taken back."""
-MAX_FLUSHED = 4
+_MAX_FLUSHED = 4
 """More files than these are written to the disk by one call for the whole file system."""
 
 
@@ -86,7 +86,7 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
         for number, operation in enumerate(changes.operations):
             if operation.source and (changes.is_live or operation.root in elsewhere):
                 base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
-                staged = stage(operation, base, number, (upper, operation.path))
+                staged = _stage(operation, base, number, (upper, operation.path))
                 # a running program may have changed it since it was shown; the next look finds it
                 if staged is not None and staged.after.matches(operation.after):
                     operations.append(staged)
@@ -102,18 +102,18 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
     with new_set(place, roots, about) as made, Parents() as parents:
         operations, skipped = [], []
         for number, done in enumerate(change_set.operations):
-            now = done.after if done.is_meta else state_now(done, parents)
-            problem = "" if done.is_meta else problem_of_undo(change_set, number, done, now)
+            now = done.after if done.is_meta else _state_now(done, parents)
+            problem = "" if done.is_meta else _problem_of_undo(change_set, number, done, now)
             if problem:
                 skipped.append(f"{done.name} {problem}")
                 continue
             operation = replace(done, before=now, after=done.before, source="", inode=0)
             if not done.is_meta and done.before != ABSENT:
-                image = intact_image(change_set, number, done)
+                image = _intact_image(change_set, number, done)
                 staged = None
                 if image is not None:
                     base, source = made.bases[done.root], (str(image.parent), image.name)
-                    staged = stage(operation, base, number, source, is_kept=True)
+                    staged = _stage(operation, base, number, source, is_kept=True)
                 if staged is None:
                     skipped.append(f"{operation.name} cannot be restored")
                     continue
@@ -122,7 +122,7 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
         return write_manifest(replace(made, skipped=tuple(skipped)), operations)
 
 
-def state_now(done: Operation, parents: Parents) -> State:
+def _state_now(done: Operation, parents: Parents) -> State:
     """Return the state of an operation's path, with a digest if that is needed to recognise what was kept."""
     try:
         parent, name = parents.open(done.root, done.path)
@@ -136,18 +136,18 @@ def state_now(done: Operation, parents: Parents) -> State:
     return now
 
 
-def problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: State) -> str:
+def _problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: State) -> str:
     """Return why an operation cannot be undone, as the rest of a sentence, or an empty string."""
     if not now.matches(done.after):
         return "was removed since" if now == ABSENT else "was changed by someone else since"
     if not has_image(done):
         return f"was too large to keep ({done.before.size // 1_000_000} MB)"
-    if done.before != ABSENT and intact_image(change_set, number, done) is None:
+    if done.before != ABSENT and _intact_image(change_set, number, done) is None:
         return "cannot be restored, because its old content is damaged"
     return ""
 
 
-def intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path | None:
+def _intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path | None:
     """Return where the file is that an operation replaced, if it is as it was."""
     image = change_set.image(number)
     for path in (image, image.with_suffix(".copy")):
@@ -157,7 +157,7 @@ def intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path | 
     return None
 
 
-def stage(
+def _stage(
     operation: Operation, base: str, number: int, source: tuple[str, str], *, is_kept: bool = False
 ) -> Operation | None:
     """Copy the new content of an operation to where it can be moved from. None if there is nothing to copy any more.
@@ -196,20 +196,20 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     """
     try:
         with Parents() as parents:
-            conflicts = [each.name for each in change_set.operations if not is_as_expected(each, parents)]
+            conflicts = [each.name for each in change_set.operations if not _is_as_expected(each, parents)]
         if conflicts:
-            abandon(change_set)
+            _abandon(change_set)
             raise Conflict(conflicts)
-        sync_sources(change_set)
+        _sync_sources(change_set)
         write_state(change_set.directory, "applying")
         if any(base != str(change_set.directory) for base in change_set.bases.values()):
-            flush(change_set.directory)  # the workspace has a journal of its own
+            _flush(change_set.directory)  # the workspace has a journal of its own
         try:
-            move_all(change_set)
+            _move_all(change_set)
         except (Conflict, OSError):
-            take_back(change_set)
+            _take_back(change_set)
             raise
-        finish(change_set)
+        _finish(change_set)
     finally:
         os.close(change_set.lock)
     if layer is not None:
@@ -217,7 +217,7 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
         layer.kept.update({each.name: now for each in change_set.operations if not each.is_meta})
 
 
-def is_as_expected(operation: Operation, parents: Parents) -> bool:
+def _is_as_expected(operation: Operation, parents: Parents) -> bool:
     """Return whether nobody has changed the path of an operation since the change set was prepared."""
     if operation.is_meta:
         return True
@@ -228,17 +228,17 @@ def is_as_expected(operation: Operation, parents: Parents) -> bool:
         return False
 
 
-def move_all(change_set: ChangeSet) -> None:
+def _move_all(change_set: ChangeSet) -> None:
     """Do those operations that have not been done yet."""
     with Movers() as movers:
         for number, operation in enumerate(change_set.operations):
             if not operation.is_meta:
                 move(movers.mover(change_set, number))
-    apply_metas(change_set, is_back=False)
-    sync_moves(change_set)
+    _apply_metas(change_set, is_back=False)
+    _sync_moves(change_set)
 
 
-def finish(change_set: ChangeSet) -> None:
+def _finish(change_set: ChangeSet) -> None:
     """Copy what was replaced to where it stays, remove what is not needed, and record that the changes are kept."""
     for number, operation in enumerate(change_set.operations):
         if operation.is_meta or operation.before == ABSENT:
@@ -250,17 +250,17 @@ def finish(change_set: ChangeSet) -> None:
         final = change_set.image(number)
         is_shared = operation.before.kind == "file" and image.exists() and image.lstat().st_nlink > 1
         if image != final and os.path.lexists(image):
-            place_copy(image, final)
+            _place_copy(image, final)
         elif is_shared:  # somebody may write to the file under its other name
-            place_copy(image, final.with_suffix(".copy"))
+            _place_copy(image, final.with_suffix(".copy"))
     remove_bases(change_set.bases, change_set.directory)
     write_state(change_set.directory, "kept")
-    flush(change_set.directory)
+    _flush(change_set.directory)
     if (change_set.directory / "stage").is_dir():
         discard(change_set.directory / "stage")
 
 
-def place_copy(source: Path, to: Path) -> None:
+def _place_copy(source: Path, to: Path) -> None:
     """Copy a file or a tree to a place where there may be an unfinished copy."""
     new = to.with_name(f"{to.name}.new")
     if os.path.lexists(new):
@@ -272,18 +272,18 @@ def place_copy(source: Path, to: Path) -> None:
     new.rename(to)
 
 
-def take_back(change_set: ChangeSet) -> None:
+def _take_back(change_set: ChangeSet) -> None:
     """Undo those operations that have been done, newest first. :raises OSError: an operation cannot be undone."""
     with Movers() as movers:
         for number, operation in reversed([*enumerate(change_set.operations)]):
             if not operation.is_meta:
                 move_back(movers.mover(change_set, number))
-    apply_metas(change_set, is_back=True)
-    sync_moves(change_set)
-    abandon(change_set)
+    _apply_metas(change_set, is_back=True)
+    _sync_moves(change_set)
+    _abandon(change_set)
 
 
-def abandon(change_set: ChangeSet) -> None:
+def _abandon(change_set: ChangeSet) -> None:
     """Remove a change set from which nothing was moved."""
     remove_bases(change_set.bases, change_set.directory)
     empty(change_set.directory)
@@ -297,7 +297,7 @@ def empty(directory: Path) -> None:
             discard(path)
 
 
-def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
+def _apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
     """Give directories their modes and times, after everything in them has been moved. Inner directories come first in
     the operations, and the root last."""
     for operation in change_set.operations:
@@ -316,34 +316,34 @@ def apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
                 os.close(handle)
 
 
-def sync_sources(change_set: ChangeSet) -> None:
+def _sync_sources(change_set: ChangeSet) -> None:
     """Write the manifest and the new files to the disk."""
     sources = [each for each in change_set.operations if each.source]
-    if len(sources) > MAX_FLUSHED or any(each.after.kind == "directory" for each in sources):
-        sync(change_set)
+    if len(sources) > _MAX_FLUSHED or any(each.after.kind == "directory" for each in sources):
+        _sync(change_set)
         return
     try:
-        flush(change_set.directory / "manifest")
+        _flush(change_set.directory / "manifest")
         for each in sources:
             if each.after.kind == "file":
-                flush(Path(each.source))
+                _flush(Path(each.source))
     except PermissionError:  # nobody may read the file
-        sync(change_set)
+        _sync(change_set)
 
 
-def sync_moves(change_set: ChangeSet) -> None:
+def _sync_moves(change_set: ChangeSet) -> None:
     """Write the changed directories to the disk."""
     changed = [each for each in change_set.operations if not each.is_meta]
     folders = {os.path.dirname(each.name) for each in changed}
-    if len(folders) > MAX_FLUSHED:
-        sync(change_set)
+    if len(folders) > _MAX_FLUSHED:
+        _sync(change_set)
         return
     for folder in folders:
         with suppress(FileNotFoundError):
-            flush(Path(folder))
+            _flush(Path(folder))
 
 
-def flush(path: Path) -> None:
+def _flush(path: Path) -> None:
     """Write one file or directory to the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -352,7 +352,7 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def sync(change_set: ChangeSet) -> None:
+def _sync(change_set: ChangeSet) -> None:
     """Write all files of the change set's file systems to the disk."""
     devices: dict[int, str] = {}
     for place in (str(change_set.directory), *change_set.bases.values(), *change_set.bases):
@@ -371,22 +371,22 @@ def recover(place: Place) -> tuple[Recovered, ...]:
     and change sets that nobody needs. Return the change sets that were completed or taken back."""
     found = []
     needed: set[str] = set()
-    for directory in listed(place.changes):
+    for directory in _listed(place.changes):
         state = read_state(directory)
-        if state == "kept" or (state == "taken back" and is_young(directory)):
+        if state == "kept" or (state == "taken back" and _is_young(directory)):
             continue
         with ownerless(directory) as is_free:
             if not is_free:
                 continue
             if read_state(directory) == "applying":
-                found.append(recover_set(directory))
-                needed |= sources_of(directory) if found[-1].problem else set()
+                found.append(_recover_set(directory))
+                needed |= _sources_of(directory) if found[-1].problem else set()
             elif read_state(directory) == "taken back":
                 discard(directory)
             elif read_state(directory) != "kept":
-                remove_unused(directory)
+                _remove_unused(directory)
     # after the change sets, whose new files may still be there
-    for directory in (*listed(place.layers), *listed(place.snapshots)):
+    for directory in (*_listed(place.layers), *_listed(place.snapshots)):
         with ownerless(directory) as is_free:
             if is_free and str(directory) not in needed:
                 with suppress(OSError):
@@ -394,27 +394,27 @@ def recover(place: Place) -> tuple[Recovered, ...]:
     return tuple(found)
 
 
-def sources_of(directory: Path) -> set[str]:
+def _sources_of(directory: Path) -> set[str]:
     """Return the directories of the layers in which the new files of a change set are."""
     return {str(Path(*Path(each.source).parts[: len(directory.parts)])) for each in read_set(directory).operations}
 
 
-def listed(folder: Path) -> list[Path]:
+def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
 
 
-def is_young(directory: Path) -> bool:
+def _is_young(directory: Path) -> bool:
     """Return whether the note about a change set that was taken back may still be needed. Nothing else is there, unless
     a process was killed meanwhile."""
     with suppress(OSError):
-        return os.listdir(directory) == ["taken back"] and directory.stat().st_mtime > time.time() - NOTED_S
+        return os.listdir(directory) == ["taken back"] and directory.stat().st_mtime > time.time() - _NOTED_S
     return False
 
 
-def remove_unused(directory: Path) -> None:
+def _remove_unused(directory: Path) -> None:
     """Remove a change set that was never applied, and its directories in workspaces."""
     with suppress(OSError, ValueError):
         bases: dict[str, str] = json.loads((directory / "bases").read_text(encoding="utf-8", errors="surrogateescape"))
@@ -423,16 +423,16 @@ def remove_unused(directory: Path) -> None:
         empty(directory)
 
 
-def recover_set(directory: Path) -> Recovered:
+def _recover_set(directory: Path) -> Recovered:
     change_set = read_set(directory)
     paths = tuple(each.name for each in change_set.operations if not each.is_meta)
     made = Recovered(id=change_set.id, about=change_set.about, is_kept=True, paths=paths)
     try:
-        move_all(change_set)
-        finish(change_set)
+        _move_all(change_set)
+        _finish(change_set)
     except (Conflict, OSError) as error:
         try:
-            take_back(change_set)
+            _take_back(change_set)
         except (Conflict, OSError) as worse:
             return replace(made, is_kept=False, problem=f"{error}; {worse}")
         return replace(made, is_kept=False)
@@ -449,8 +449,8 @@ def forget(place: Place, identifiers: Sequence[str]) -> None:
 def old_sets(place: Place) -> tuple[ChangeSet, ...]:
     """Return the change sets that were kept more than a week ago."""
     found = []
-    for directory in listed(place.changes):
+    for directory in _listed(place.changes):
         with suppress(OSError, ValueError):
-            if (directory / "kept").stat().st_mtime < time.time() - KEPT_S:
+            if (directory / "kept").stat().st_mtime < time.time() - _KEPT_S:
                 found.append(read_set(directory))
     return tuple(found)

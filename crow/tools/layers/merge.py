@@ -23,7 +23,6 @@ from crow.tools.layers.place import Overlay, Place, discard
 from crow.tools.layers.sets import ChangeSet, directory_of
 from crow.tools.layers.states import (
     OPEN_DIRECTORY,
-    State,
     has_xattr,
     is_whiteout,
     kind_of,
@@ -60,47 +59,47 @@ def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bo
         discard(folder)
     operations, conflicts, merged, done = [], [], [], []
     for operation in changes.operations:
-        made = operation if operation.is_meta else decide(child, operation, folder, merges_texts=merges_texts)
+        made = operation if operation.is_meta else _decide(child, operation, folder, merges_texts=merges_texts)
         match made:
             case None:
                 done.append(operation.name)
             case "conflict":
                 conflicts.append(operation.name)
             case Operation():
-                operations.append(with_own_meta(child, made) if made.is_meta else made)
+                operations.append(_with_own_meta(child, made) if made.is_meta else made)
                 if made.source != operation.source:
                     merged.append(made.name)
     kept = {each.name: each for each in operations}
-    changes.operations[:] = operations if any(not each.is_meta for each in operations) else changed_metas(operations)
-    changes.listed[:] = list(listed(changes.listed, kept))
+    changes.operations[:] = operations if any(not each.is_meta for each in operations) else _changed_metas(operations)
+    changes.listed[:] = list(_listed(changes.listed, kept))
     changes.files = len(changes.listed) if conflicts or done else changes.files
     return Merge(changes=changes, conflicts=tuple(conflicts), merged=tuple(merged), done=tuple(done))
 
 
-def decide(child: ChildLayer, operation: Operation, folder: Path, *, merges_texts: bool) -> Operation | str | None:
+def _decide(child: ChildLayer, operation: Operation, folder: Path, *, merges_texts: bool) -> Operation | str | None:
     """Return the operation that keeps a changed path, or "conflict", or None if there is nothing to keep."""
     base = child.bases.get(operation.name)
     known = UNKNOWN if base is None else base.state
-    if operation.before == operation.after or is_same(operation):
+    if operation.before == operation.after or _is_same(operation):
         return None
     if known.matches(operation.before) and known != UNKNOWN:
         return operation
     before = child.base_text(operation.name)
     if operation.before.kind != "file" or operation.after.kind != "file" or before is None:
         return "conflict"
-    own, theirs = short_content(Path(operation.source)), short_content(Path(operation.name))
+    own, theirs = _short_content(Path(operation.source)), _short_content(Path(operation.name))
     if own is None or theirs is None:
         return "conflict"
     if own == before and operation.after.mode == known.mode:
         return None  # the subagent has only opened it, or changed it back
-    mode = merged_mode(known.mode, operation.before.mode, operation.after.mode)
+    mode = _merged_mode(known.mode, operation.before.mode, operation.after.mode)
     text = merged_text(before, theirs, own) if merges_texts else None
     if text is None or mode is None:
         return "conflict"
-    return write_merged(child, operation, folder, text, mode)
+    return _write_merged(child, operation, folder, text, mode)
 
 
-def is_same(operation: Operation) -> bool:
+def _is_same(operation: Operation) -> bool:
     """Return whether the workspace already has the same file or link."""
     now, made = operation.before, operation.after
     if (now.kind, now.mode) != (made.kind, made.mode):
@@ -109,18 +108,18 @@ def is_same(operation: Operation) -> bool:
         return now.target == made.target
     if made.kind != "file" or now.size != made.size:
         return False
-    own = short_content(Path(operation.source))
-    return own is not None and own == short_content(Path(operation.name))
+    own = _short_content(Path(operation.source))
+    return own is not None and own == _short_content(Path(operation.name))
 
 
-def merged_mode(base: int, theirs: int, own: int) -> int | None:
+def _merged_mode(base: int, theirs: int, own: int) -> int | None:
     """Return the mode after a merge; None if both sides have changed it."""
     if own == theirs or theirs == base:
         return own
     return theirs if own == base else None
 
 
-def write_merged(child: ChildLayer, operation: Operation, folder: Path, content: bytes, mode: int) -> Operation:
+def _write_merged(child: ChildLayer, operation: Operation, folder: Path, content: bytes, mode: int) -> Operation:
     """Write a merged file where a change set finds it: at the same path below a directory for each root."""
     number = [str(overlay.root) for overlay in child.layer.overlays].index(operation.root)
     place = folder / str(number) / operation.path
@@ -132,7 +131,7 @@ def write_merged(child: ChildLayer, operation: Operation, folder: Path, content:
     return replace(operation, source=str(place), after=after, inode=place.lstat().st_ino)
 
 
-def short_content(path: Path) -> bytes | None:
+def _short_content(path: Path) -> bytes | None:
     """Return the content of a regular file that is not too long; otherwise None."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -144,7 +143,7 @@ def short_content(path: Path) -> bytes | None:
     return content if len(content) <= BASE_BYTES else None
 
 
-def with_own_meta(child: ChildLayer, operation: Operation) -> Operation:
+def _with_own_meta(child: ChildLayer, operation: Operation) -> Operation:
     """Return the operation on a directory itself, with only what the subagent has changed of it."""
     base = child.metas.get(operation.name)
     if base is None or (base.mode, base.xattrs) == (operation.after.mode, operation.after.xattrs):
@@ -153,14 +152,14 @@ def with_own_meta(child: ChildLayer, operation: Operation) -> Operation:
     return operation
 
 
-def changed_metas(operations: Sequence[Operation]) -> list[Operation]:
+def _changed_metas(operations: Sequence[Operation]) -> list[Operation]:
     """Return the operations on directories that change more than a time."""
     return [
         each for each in operations if (each.before.mode, each.before.xattrs) != (each.after.mode, each.after.xattrs)
     ]
 
 
-def listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[Change]:
+def _listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[Change]:
     """Yield those changes that are in kept operations, with their new content where it was merged."""
     for change in changes:
         path = change.path
@@ -226,9 +225,3 @@ def prepare_merge(place: Place, child: ChildLayer, merge: Merge, about: dict[str
             discard(made.directory)
         raise Conflict(sorted(missing))
     return made
-
-
-def base_state(child: ChildLayer, path: str) -> State:
-    """Return what the workspace had at a path when the subagent changed it first."""
-    base = child.bases.get(path)
-    return UNKNOWN if base is None else base.state

@@ -67,39 +67,39 @@ class Mover:
     def put(self) -> None:
         """Move the new file into the workspace. :raises Conflict: there is a file."""
         try:
-            with movable(self.source_name, self.source_parent):
+            with _movable(self.source_name, self.source_parent):
                 rename_new(self.source_name, self.source_parent, self.name, self.parent)
         except FileExistsError:
             raise self.conflict() from None
 
     def take(self) -> None:
         """Move the new file out of the workspace again."""
-        with movable(self.name, self.parent):
+        with _movable(self.name, self.parent):
             rename_new(self.name, self.parent, self.source_name, self.source_parent)
 
     def exchange(self) -> None:
         """Let the file in the workspace and the new one change places, at one instant."""
-        with movable(self.source_name, self.source_parent), movable(self.name, self.parent):
+        with _movable(self.source_name, self.source_parent), _movable(self.name, self.parent):
             renameat2(self.source_name, self.source_parent, self.name, self.parent, EXCHANGE)
 
     def save(self) -> None:
         """Move the replaced file away, after it was exchanged with the new one."""
-        with movable(self.source_name, self.source_parent):
+        with _movable(self.source_name, self.source_parent):
             rename_new(self.source_name, self.source_parent, self.image, -1)
 
     def remove(self) -> None:
         """Move the workspace's file away. :raises Conflict: it is not the expected one."""
-        if not is_top_expected(self.operation.before, status_of(self.name, self.parent)):
+        if not _is_top_expected(self.operation.before, status_of(self.name, self.parent)):
             raise self.conflict()
-        with movable(self.name, self.parent):
+        with _movable(self.name, self.parent):
             rename_new(self.name, self.parent, self.image, -1)
-        if not is_top_expected(self.operation.before, os.lstat(self.image)):
+        if not _is_top_expected(self.operation.before, os.lstat(self.image)):
             self.put_back()
             raise self.conflict()
 
     def put_back(self) -> None:
         """Move the replaced file back into the workspace."""
-        with movable(self.image, -1):
+        with _movable(self.image, -1):
             rename_new(self.image, -1, self.name, self.parent)
 
 
@@ -147,12 +147,12 @@ def move(mover: Mover) -> None:
     elif operation.before == ABSENT or mover.has_image():
         mover.put()
     else:
-        replace_file(mover)
+        _replace_file(mover)
 
 
-def replace_file(mover: Mover) -> None:
+def _replace_file(mover: Mover) -> None:
     """Put the new file where the old one is."""
-    if not is_top_expected(mover.operation.before, status_of(mover.name, mover.parent)):
+    if not _is_top_expected(mover.operation.before, status_of(mover.name, mover.parent)):
         raise mover.conflict()
     try:
         mover.exchange()
@@ -162,7 +162,7 @@ def replace_file(mover: Mover) -> None:
         mover.remove()
         mover.put()
         return
-    if not is_top_expected(mover.operation.before, status_of(mover.source_name, mover.source_parent)):
+    if not _is_top_expected(mover.operation.before, status_of(mover.source_name, mover.source_parent)):
         mover.exchange()
         raise mover.conflict()
     mover.save()
@@ -185,7 +185,7 @@ def move_back(mover: Mover) -> None:
         mover.put_back()
 
 
-def is_top_expected(expected: State, status: os.stat_result | None) -> bool:
+def _is_top_expected(expected: State, status: os.stat_result | None) -> bool:
     """Return whether a path itself is as expected, without what is in a directory."""
     if status is None or expected == ABSENT:
         return (status is None) == (expected == ABSENT)
@@ -197,7 +197,7 @@ def is_top_expected(expected: State, status: os.stat_result | None) -> bool:
 
 
 @contextmanager
-def movable(name: str, parent: int) -> Iterator[None]:
+def _movable(name: str, parent: int) -> Iterator[None]:
     """Make a directory movable: its owner must be allowed to write to it. Its mode is the same afterwards."""
     handle = -1
     with suppress(OSError):

@@ -17,7 +17,7 @@ from crow.tools.layers.states import has_xattr, is_whiteout
 if sys.platform != "win32":
     import fcntl
 
-UNUSABLE = frozenset(",:\\")
+_UNUSABLE = frozenset(",:\\")
 """Characters with a meaning in the options of a mount."""
 
 
@@ -68,7 +68,7 @@ class Layer:
         Links are not followed, except by the caller in the part above the layer's roots."""
         for overlay in self.overlays:
             if path != overlay.root and path.is_relative_to(overlay.root):
-                return locate_in(overlay, path.relative_to(overlay.root).parts)
+                return _locate_in(overlay, path.relative_to(overlay.root).parts)
         return path
 
     def drop(self) -> None:
@@ -79,7 +79,7 @@ class Layer:
             os.close(self.lock)
 
 
-def locate_in(overlay: Overlay, parts: Sequence[str]) -> Path | None:
+def _locate_in(overlay: Overlay, parts: Sequence[str]) -> Path | None:
     above, below = overlay.upper, overlay.root
     has_below = True
     for number, part in enumerate(parts, 1):
@@ -130,7 +130,7 @@ class Place:
         identifier = new_id()
         self.layers.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory = self.layers / identifier
-        if UNUSABLE & set(str(directory)):
+        if _UNUSABLE & set(str(directory)):
             raise OSError(f"{directory} cannot hold a layer, because its name contains a comma, colon or backslash")
         # the directory gets the name that `recover` searches for only after the lock is held
         new = self.layers / f"new-{identifier}"

@@ -18,12 +18,12 @@ from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.place import Layer
 from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_home_secrets
 
-GIT_FOLDERS = frozenset({".git", "git~1"})
-GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
+_GIT_FOLDERS = frozenset({".git", "git~1"})
+_GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
 """What in a repository's own directory makes git run programs, or read settings elsewhere."""
-GIT_DATA = frozenset({"objects", "refs", "logs"})
-SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
-FILE_BYTES = 1_000_000
+_GIT_DATA = frozenset({"objects", "refs", "logs"})
+_SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
+_FILE_BYTES = 1_000_000
 
 
 def rules_for(
@@ -39,33 +39,33 @@ def rules_for(
     trees = tuple(f"{tree}{os.sep}" for tree in programs)
     secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
 
-    special = GIT_FOLDERS | REPOSITORY_PARTS
-    ends = special | {fold(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)}
+    special = _GIT_FOLDERS | REPOSITORY_PARTS
+    ends = special | {_fold(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)}
 
     @lru_cache(maxsize=64)
     def folded(folder: str) -> tuple[tuple[str, ...], bool]:
         """Return the parts of a folder, and whether only the names of files in it can be protected."""
-        parts = tuple(map(fold, Path(folder).parts))
+        parts = tuple(map(_fold, Path(folder).parts))
         return parts, folder != os.sep and special.isdisjoint(parts) and not is_protected(folder)
 
     def is_protected(path: str) -> bool:
         folder, _, name = path.rpartition("/")
         inner, is_ordinary = folded(folder or os.sep)
-        parts = [*inner, fold(name)]
+        parts = [*inner, _fold(name)]
         if is_ordinary and parts[-1] not in ends:
             return names.names(parts)
-        start = next((number for number, part in enumerate(parts) if part in GIT_FOLDERS), len(parts))
+        start = next((number for number, part in enumerate(parts) if part in _GIT_FOLDERS), len(parts))
         place = f"/{'/'.join(parts[1:])}/"
-        if names.covers(parts[:start]) or SECRETS.search(place) or place.startswith(secrets):
+        if names.covers(parts[:start]) or _SECRETS.search(place) or place.startswith(secrets):
             return True
         if start < len(parts):
-            return is_git_protected(parts[start + 1 :], path, layer)
+            return _is_git_protected(parts[start + 1 :], path, layer)
         if f"{path}/".startswith(trees):
             return True
         return any(
             part in REPOSITORY_PARTS
             and layer.locate(Path(*Path(path).parts[:number], "HEAD")) is not None
-            and is_git_protected(parts[number:], path, layer)
+            and _is_git_protected(parts[number:], path, layer)
             for number, part in enumerate(parts)
             if number
         )
@@ -73,35 +73,35 @@ def rules_for(
     return LookRules(is_protected=is_protected, is_ignored=IgnoreRules(roots).ignores)
 
 
-def fold(name: str) -> str:
+def _fold(name: str) -> str:
     """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
     return name.lower() if name.isascii() and ":" not in name and name[-1:] not in (" ", ".") else fold_name(name)
 
 
-def is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
+def _is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
     """Return whether a file in a repository's own directory is protected. `parts` are those of its path below this
     directory, folded by `fold_name`."""
     if not parts:
         return True  # a file or a link that stands for the directory
-    end = next((number for number, part in enumerate(parts) if part in GIT_DATA), len(parts))
+    end = next((number for number, part in enumerate(parts) if part in _GIT_DATA), len(parts))
     inner = parts[:end]
-    if not GIT_PROTECTED.isdisjoint(inner):
+    if not _GIT_PROTECTED.isdisjoint(inner):
         return True
     if "info" in inner:
         return not parts[-1].startswith("refs")
     if len(parts) > 1 and parts[-1] in UNFINISHED.get(parts[-2], ()):
-        return bool(commands_in(parts[-1], content_of(path, layer)))
+        return bool(commands_in(parts[-1], _content_of(path, layer)))
     return False
 
 
-def content_of(path: str, layer: Layer) -> bytes | None:
+def _content_of(path: str, layer: Layer) -> bytes | None:
     """Return the content of a file in a layer; None if it is not a plain file, or too long."""
     place = layer.locate(Path(path))
     if place is None:
         return b""
     try:
         with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            content = file.read(FILE_BYTES + 1)
+            content = file.read(_FILE_BYTES + 1)
     except OSError:
         return None
-    return content if len(content) <= FILE_BYTES else None
+    return content if len(content) <= _FILE_BYTES else None

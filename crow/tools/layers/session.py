@@ -21,9 +21,9 @@ from crow.tools.layers.sets import ChangeSet, find_set
 from crow.tools.layers.snapshots import Snapshot
 from crow.tools.layers.states import TooLargeError
 
-MAX_REMOVALS = 4
+_MAX_REMOVALS = 4
 """At most so many layers are removed at once. More would take the disk from the next commands."""
-CLOSE_S = 0.3
+_CLOSE_S = 0.3
 
 
 class Layers:
@@ -78,7 +78,7 @@ class Layers:
     async def drop(self, layer: Layer) -> None:
         """Remove a layer with everything in it, after this call has returned. `close` waits for that."""
         self._removals = {each for each in self._removals if each.is_alive()}
-        if len(self._removals) >= MAX_REMOVALS:
+        if len(self._removals) >= _MAX_REMOVALS:
             await self._removed()
         removal = threading.Thread(target=layer.drop, name="remove a layer", daemon=True)
         self._removals.add(removal)
@@ -93,7 +93,7 @@ class Layers:
         """Wait a short time until dropped layers are removed. The next start of crow removes what is left."""
 
         def wait() -> None:
-            end = time.monotonic() + CLOSE_S
+            end = time.monotonic() + _CLOSE_S
             for removal in self._removals:
                 removal.join(max(0.0, end - time.monotonic()))
 

@@ -15,14 +15,14 @@ from crow.tools.layers.place import Place, discard, new_id, take_lock
 from crow.tools.layers.states import ABSENT, OPEN_DIRECTORY, State, digest_of
 
 SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
-STATES: tuple[SetState, ...] = get_args(SetState)
+_STATES: tuple[SetState, ...] = get_args(SetState)
 
-VERSION = 1
+_VERSION = 1
 IMAGE_BYTES = 256 * 1024 * 1024
 """If git ignores a removed or replaced directory and it is larger, nothing of it is kept for an undo."""
-MAX_DIGESTS = 200
-DIGEST_BYTES = 1_000_000
-STAGING = ".crow-keep-"
+_MAX_DIGESTS = 200
+_DIGEST_BYTES = 1_000_000
+_STAGING = ".crow-keep-"
 """The beginning of the name of the directory in a workspace's root that is there while files are moved."""
 
 
@@ -70,12 +70,12 @@ def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None)
         own = directory.stat().st_dev
         for root in roots:
             is_here = os.stat(root).st_dev == own
-            bases[root] = str(directory) if is_here else os.path.join(root, f"{STAGING}{identifier}")
+            bases[root] = str(directory) if is_here else os.path.join(root, f"{_STAGING}{identifier}")
         # written first, so that these directories are found after a kill
         (directory / "bases").write_text(json.dumps(bases), encoding="utf-8", errors="surrogateescape")
         for root, base in bases.items():
             if base != str(directory):
-                with same_time(root):
+                with _same_time(root):
                     Path(base, "before").mkdir(mode=0o700, parents=True)
         yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {}, lock=lock)
     except BaseException:
@@ -87,13 +87,13 @@ def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None)
 
 
 def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSet:
-    made = replace(made, operations=with_digests(operations))
+    made = replace(made, operations=_with_digests(operations))
     data = {
-        "version": VERSION,
+        "version": _VERSION,
         "about": dict(made.about),
         "bases": dict(made.bases),
         "skipped": made.skipped,
-        "operations": [operation_data(each) for each in made.operations],
+        "operations": [_operation_data(each) for each in made.operations],
     }
     with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(json.dumps(data))  # `json.dump` takes ten times as long
@@ -101,15 +101,15 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
     return made
 
 
-def with_digests(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+def _with_digests(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return the operations with digests of short new files, unless there are many. With a digest, a file is still
     known after a tool has written the same content again."""
-    chosen = [each for each in operations if each.after.kind == "file" and each.after.size <= DIGEST_BYTES]
-    if len(chosen) > MAX_DIGESTS:
+    chosen = [each for each in operations if each.after.kind == "file" and each.after.size <= _DIGEST_BYTES]
+    if len(chosen) > _MAX_DIGESTS:
         return tuple(operations)
     made = []
     for each in operations:
-        if each.after.kind == "file" and each.after.size <= DIGEST_BYTES and each.source:
+        if each.after.kind == "file" and each.after.size <= _DIGEST_BYTES and each.source:
             with suppress(OSError), directory_of(Path(each.source)) as parent:
                 digest = digest_of(os.path.basename(each.source), parent)
                 made.append(replace(each, after=replace(each.after, digest=digest)))
@@ -132,7 +132,7 @@ def read_set(directory: Path) -> ChangeSet:
     """Read a change set. :raises ValueError: it is damaged. :raises OSError: it cannot be read."""
     data: Any = json.loads((directory / "manifest").read_text(encoding="utf-8", errors="surrogateescape"))
     try:
-        operations = tuple(map(read_operation, data["operations"]))
+        operations = tuple(map(_read_operation, data["operations"]))
         return ChangeSet(
             id=directory.name,
             directory=directory,
@@ -145,7 +145,7 @@ def read_set(directory: Path) -> ChangeSet:
         raise ValueError(f"{directory}/manifest is damaged: {error!r}") from error
 
 
-def operation_data(operation: Operation) -> list[Any]:
+def _operation_data(operation: Operation) -> list[Any]:
     """Return an operation for JSON. `asdict` would take longer than everything else together."""
     return [
         operation.root,
@@ -166,7 +166,7 @@ def state_data(state: State) -> list[Any] | None:
     return [*own, state.files, state.xattrs, state.digest]
 
 
-def read_operation(data: list[Any]) -> Operation:
+def _read_operation(data: list[Any]) -> Operation:
     root, path, before, after, source, inode, is_meta, is_ignored = data
     return Operation(
         root=root,
@@ -227,19 +227,19 @@ def write_state(directory: Path, state: SetState) -> None:
 
 def read_state(directory: Path) -> SetState | Literal[""]:
     """Return the state of a change set; empty if its preparation was never finished."""
-    return next((state for state in STATES if os.path.lexists(directory / state)), "")
+    return next((state for state in _STATES if os.path.lexists(directory / state)), "")
 
 
 def remove_bases(bases: Mapping[str, str], directory: Path) -> None:
     """Remove the directories of a change set in workspaces."""
     for root, base in bases.items():
         if base != str(directory):
-            with suppress(FileNotFoundError), same_time(root):
+            with suppress(FileNotFoundError), _same_time(root):
                 discard(Path(base))
 
 
 @contextmanager
-def same_time(directory: str) -> Iterator[None]:
+def _same_time(directory: str) -> Iterator[None]:
     """Give a directory the time afterwards that it had before."""
     status = os.stat(directory)
     yield

@@ -31,16 +31,16 @@ from crow.tools.layers.states import (
 )
 
 MAX_FILES = 10_000
-MAX_BYTES = 64_000_000
+_MAX_BYTES = 64_000_000
 """At most so many bytes are copied."""
 FILE_BYTES = 2_000_000
 """Larger files are not copied."""
-GIT_SKIPPED = frozenset({"objects", "lfs", "modules", "annex", "hooks"})
+_GIT_SKIPPED = frozenset({"objects", "lfs", "modules", "annex", "hooks"})
 """What is left out of a repository's own directory."""
 
 
 @dataclass(slots=True)
-class Node:
+class _Node:
     """What was at a path."""
 
     status: os.stat_result
@@ -49,7 +49,7 @@ class Node:
     copy: Path = Path()
     target: str = ""
     """Where a link leads."""
-    inner: dict[str, Node] = field(default_factory=dict)
+    inner: dict[str, _Node] = field(default_factory=dict)
     """What was in a directory."""
     is_closed: bool = False
     """Whether nobody has looked into the directory."""
@@ -111,16 +111,16 @@ class Snapshot:
         discard(own.directory)
         return None
 
-    def _tree(self, root: str, target: int) -> Node:
+    def _tree(self, root: str, target: int) -> _Node:
         handle = os.open(root, OPEN_DIRECTORY)
         try:
-            node = Node(os.fstat(handle))
+            node = _Node(os.fstat(handle))
             self._fill(node, handle, root, target, 0)
         finally:
             os.close(handle)
         return node
 
-    def _fill(self, node: Node, handle: int, path: str, target: int, depth: int) -> None:
+    def _fill(self, node: _Node, handle: int, path: str, target: int, depth: int) -> None:
         """List an open directory, whose path is `path`. Copy its files to the open directory `target`, unless it is -1.
         No link is followed, because other commands may still run."""
         if depth > MAX_DEPTH:
@@ -132,13 +132,13 @@ class Snapshot:
             full = f"{path}/{name}"
             if status is None or self._ignored.ignores(full, stat.S_ISDIR(status.st_mode)):
                 continue
-            if name in GIT_SKIPPED and "/.git/" in full:
-                node.inner[name] = Node(status, is_closed=True)
+            if name in _GIT_SKIPPED and "/.git/" in full:
+                node.inner[name] = _Node(status, is_closed=True)
                 continue
             self._count += 1
             if self._count > MAX_FILES:
                 raise TooLargeError(f"there are more than {MAX_FILES:,} files")
-            node.inner[name] = inner = Node(status)
+            node.inner[name] = inner = _Node(status)
             if inner.is_directory:
                 try:
                     below = os.open(name, OPEN_DIRECTORY, dir_fd=handle)
@@ -154,9 +154,9 @@ class Snapshot:
             elif target != -1 and stat.S_ISREG(status.st_mode):
                 self._copy(inner, name, handle, target)
 
-    def _copy(self, node: Node, name: str, handle: int, target: int) -> None:
+    def _copy(self, node: _Node, name: str, handle: int, target: int) -> None:
         size = min(node.status.st_size, node.status.st_blocks * 512)
-        if size > FILE_BYTES or self._bytes + size > MAX_BYTES:
+        if size > FILE_BYTES or self._bytes + size > _MAX_BYTES:
             return
         self._bytes += size
         to = str(self._count)
@@ -165,7 +165,7 @@ class Snapshot:
             node.copy = self._folder / to
 
     def _compare(
-        self, root: str, path: str, before: Node, now: Node, made: ChangeSet, operations: list[Operation]
+        self, root: str, path: str, before: _Node, now: _Node, made: ChangeSet, operations: list[Operation]
     ) -> None:
         """Add an operation for each difference between two states of a directory."""
         count = len(operations)
@@ -184,7 +184,7 @@ class Snapshot:
             states = (meta_of(before.status, ()), meta_of(now.status, ()))
             operations.append(Operation(root=root, path=path, before=states[0], after=states[1], is_meta=True))
 
-    def _operation(self, root: str, path: str, old: Node | None, made: ChangeSet, number: int) -> Operation:
+    def _operation(self, root: str, path: str, old: _Node | None, made: ChangeSet, number: int) -> Operation:
         with Parents() as parents:
             after = state_of(os.path.basename(path), parents.open(root, path)[0])
         before = ABSENT
@@ -197,7 +197,7 @@ class Snapshot:
                 before = State(kind="file", mode=stat.S_IMODE(old.status.st_mode), size=old.status.st_size)
         return Operation(root=root, path=path, before=before, after=after)
 
-    def _put(self, node: Node, image: Path, name: str) -> None:
+    def _put(self, node: _Node, image: Path, name: str) -> None:
         """Put what was at a path where the change set keeps it."""
         if node.is_closed:
             self.lost.append(name)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,9 +28,9 @@ MAX_ENTRIES = 1_000_000
 OWN_XATTRS = "user.overlay."
 """The kernel keeps its own notes about an overlay in extended attributes with this prefix."""
 OPEN_DIRECTORY = sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
-COPY_BYTES = 1 << 24
-FICLONE = 0x40049409
-NOREPLACE, EXCHANGE = 1, 2
+_COPY_BYTES = 1 << 24
+_FICLONE = 0x40049409
+_NOREPLACE, EXCHANGE = 1, 2
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -114,13 +114,13 @@ def status_of(name: str, directory: int | None) -> os.stat_result | None:
         return None
 
 
-def state_of(name: str, directory: int, *, is_whole: bool = True, walked: Walked | None = None) -> State:
-    """Return the state of a name in an open directory. With `is_whole`, a directory counts with everything in it."""
+def state_of(name: str, directory: int, *, walked: Walked | None = None) -> State:
+    """Return the state of a name in an open directory. A directory counts with everything in it."""
     status = status_of(name, directory)
     if status is None:
         return ABSENT
     walked = walked or Walked()
-    note_change(walked, status, "")
+    _note_change(walked, status, "")
     kind = kind_of(status.st_mode)
     mode = stat.S_IMODE(status.st_mode)
     mtime, uid, gid = status.st_mtime_ns, status.st_uid, status.st_gid
@@ -131,8 +131,6 @@ def state_of(name: str, directory: int, *, is_whole: bool = True, walked: Walked
         return State(kind=kind, mode=mode, size=status.st_size, mtime_ns=mtime, uid=uid, gid=gid, files=1)
     handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
     try:
-        if not is_whole:
-            return tree_state(status, handle, None)
         fingerprint = Fingerprint(walked)
         for path, each in walk(handle):
             fingerprint.add(path, each)
@@ -152,7 +150,7 @@ class Fingerprint:
         """Add a path, relative to the tree. They must be added in the order of :func:`walk`."""
         walked, mode = self.walked, status.st_mode
         walked.entries += 1
-        note_change(walked, status, path)
+        _note_change(walked, status, path)
         if stat.S_ISDIR(mode):
             text = f"{path}\0d{mode}\n"
         else:
@@ -181,7 +179,7 @@ def tree_state(status: os.stat_result, directory: int, fingerprint: Fingerprint 
     )
 
 
-def note_change(walked: Walked, status: os.stat_result, path: str) -> None:
+def _note_change(walked: Walked, status: os.stat_result, path: str) -> None:
     if status.st_ctime_ns > walked.newest_ns:
         walked.newest_ns, walked.newest = status.st_ctime_ns, path
 
@@ -212,7 +210,7 @@ def opened(name: str, directory: int) -> Iterator[int]:
     try:
         handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
     except PermissionError:
-        with writable_directory(name, directory):
+        with _writable_directory(name, directory):
             handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
     try:
         yield handle
@@ -221,7 +219,7 @@ def opened(name: str, directory: int) -> Iterator[int]:
 
 
 @contextmanager
-def writable_directory(name: str, directory: int) -> Iterator[None]:
+def _writable_directory(name: str, directory: int) -> Iterator[None]:
     """Give the owner of a directory all rights, and afterwards the old ones again."""
     path = proc_path(directory, name)
     status = os.lstat(path)
@@ -268,7 +266,7 @@ def xattrs_of(handle: int | str) -> tuple[tuple[str, str], ...]:
     return ()
 
 
-def own_xattrs(handle: int | str) -> tuple[str, ...]:
+def _own_xattrs(handle: int | str) -> tuple[str, ...]:
     """Return the names of the kernel's own attributes of a file, such as `opaque`."""
     with suppress(OSError):
         names = os.listxattr(handle) if isinstance(handle, int) else os.listxattr(handle, follow_symlinks=False)
@@ -278,12 +276,12 @@ def own_xattrs(handle: int | str) -> tuple[str, ...]:
 
 def has_xattr(handle: int | str, name: str) -> bool:
     """Return whether a file has one of the kernel's own attributes."""
-    return name in own_xattrs(handle)
+    return name in _own_xattrs(handle)
 
 
 def strip_xattrs(path: str) -> None:
     """Remove the kernel's own attributes from a file."""
-    for name in own_xattrs(path):
+    for name in _own_xattrs(path):
         with suppress(OSError):
             os.removexattr(path, f"{OWN_XATTRS}{name}", follow_symlinks=False)
 
@@ -294,12 +292,12 @@ def apply_meta(handle: int, state: State) -> None:
     if (status.st_uid, status.st_gid) != (state.uid, state.gid):
         with suppress(OSError):
             os.chown(handle, state.uid, state.gid)
-    set_xattrs(handle, state.xattrs)
+    _set_xattrs(handle, state.xattrs)
     os.chmod(handle, state.mode)
     os.utime(handle, ns=(status.st_atime_ns, state.mtime_ns))
 
 
-def set_xattrs(handle: int, wanted: tuple[tuple[str, str], ...]) -> None:
+def _set_xattrs(handle: int, wanted: tuple[tuple[str, str], ...]) -> None:
     present = dict(xattrs_of(handle))
     for name, value in wanted:
         if present.pop(name, None) != value:
@@ -312,11 +310,10 @@ def set_xattrs(handle: int, wanted: tuple[tuple[str, str], ...]) -> None:
 
 class Copier:
     """Copies files and trees with their modes, times, attributes, holes and the hard links among them. Sockets, devices
-    and named pipes are left out. `leaves_out` says what else is left out."""
+    (whiteouts among them) and named pipes are left out."""
 
-    def __init__(self, leaves_out: Callable[[os.stat_result], bool] = is_whiteout) -> None:
+    def __init__(self) -> None:
         self._links: dict[tuple[int, int], tuple[int, str]] = {}
-        self._leaves_out = leaves_out
         self._handles: list[int] = []
 
     def copy(self, name: str, source: int, to: str, target: int) -> bool:
@@ -332,7 +329,7 @@ class Copier:
     def _copy(self, name: str, source: int, to: str, target: int, depth: int) -> bool:
         status = os.lstat(name, dir_fd=source)
         kind = kind_of(status.st_mode)
-        if kind == "other" or self._leaves_out(status):
+        if kind == "other":
             return False
         if depth > MAX_DEPTH:
             raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
@@ -391,16 +388,16 @@ def copy_file(name: str, source: int, to: str, target: int) -> None:
         writer = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target)
         try:
             try:
-                fcntl.ioctl(writer, FICLONE, reader)
+                fcntl.ioctl(writer, _FICLONE, reader)
             except OSError:
-                copy_data(reader, writer, status.st_size)
+                _copy_data(reader, writer, status.st_size)
         finally:
             os.close(writer)
     finally:
         os.close(reader)
 
 
-def copy_data(reader: int, writer: int, size: int) -> None:
+def _copy_data(reader: int, writer: int, size: int) -> None:
     """Copy the parts of a file that hold data, and leave holes as they are."""
     os.ftruncate(writer, size)
     position = 0
@@ -415,7 +412,7 @@ def copy_data(reader: int, writer: int, size: int) -> None:
         os.lseek(reader, position, os.SEEK_SET)
         os.lseek(writer, position, os.SEEK_SET)
         while position < end:
-            moved = os.sendfile(writer, reader, None, min(end - position, COPY_BYTES))
+            moved = os.sendfile(writer, reader, None, min(end - position, _COPY_BYTES))
             if not moved:
                 return
             position += moved
@@ -441,7 +438,7 @@ def same_content(one: int, own: str, other: int, theirs: str, limit: int) -> boo
 def rename_new(name: str, source: int, to: str, target: int) -> None:
     """Rename a file, but never over another one. :raises FileExistsError: there is a file with this name."""
     try:
-        renameat2(name, source, to, target, NOREPLACE)
+        renameat2(name, source, to, target, _NOREPLACE)
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
@@ -452,27 +449,27 @@ def rename_new(name: str, source: int, to: str, target: int) -> None:
 
 def renameat2(name: str, source: int, to: str, target: int, flags: int) -> None:
     """Rename a file with flags of the kernel. :raises OSError: the kernel refused."""
-    if libc().renameat2(source, os.fsencode(name), target, os.fsencode(to), flags) != 0:
-        number = last_error()
+    if _libc().renameat2(source, os.fsencode(name), target, os.fsencode(to), flags) != 0:
+        number = _last_error()
         raise OSError(number, os.strerror(number), name)
 
 
 def sync_file_system(handle: int) -> None:
     """Write everything that waits for the file system of an open file to the disk."""
-    if libc().syncfs(handle) != 0:
-        number = last_error()
+    if _libc().syncfs(handle) != 0:
+        number = _last_error()
         raise OSError(number, os.strerror(number))
 
 
 @cache
-def libc() -> Any:
+def _libc() -> Any:
     """Return the C library."""
     import ctypes  # takes 10 ms, and only commands that change files need it
 
     return ctypes.CDLL(None, use_errno=True)
 
 
-def last_error() -> int:
+def _last_error() -> int:
     """Return the error number of the last call of the C library."""
     import ctypes  # see above
 

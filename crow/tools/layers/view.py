@@ -17,8 +17,8 @@ from pathlib import Path
 from crow.tools.layers.place import Layer, Overlay
 from crow.tools.layers.states import OWN_XATTRS, copy_meta, has_xattr, is_whiteout
 
-MAX_LINKS = 40
-WHITEOUT_MODE = stat.S_IFCHR
+_MAX_LINKS = 40
+_WHITEOUT_MODE = stat.S_IFCHR
 
 
 class View:
@@ -51,7 +51,7 @@ class View:
                 done /= part
                 continue
             links += 1
-            if links > MAX_LINKS:
+            if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             if target.startswith(os.sep):
                 done = Path(os.sep)
@@ -72,7 +72,7 @@ class View:
 
     def note_read(self, path: Path) -> None:
         """Remember which version of the workspace's file is looked at now."""
-        self._read[path] = changed_ns(path) if self._is_below(path) else 0
+        self._read[path] = _changed_ns(path) if self._is_below(path) else 0
 
     def prepare_write(self, path: Path) -> tuple[Path, int | None]:
         """Make the directories in which the layer's version of a file goes. Return its place there, and the mode that a
@@ -90,7 +90,7 @@ class View:
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             mode = stat.S_IMODE(status.st_mode)
-        make_folders(overlay, parts[:-1])
+        _make_folders(overlay, parts[:-1])
         return overlay.upper.joinpath(*parts), mode
 
     def remove(self, path: Path) -> None:
@@ -99,13 +99,13 @@ class View:
         place = self.located(path)
         if place.is_dir() and not place.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not shows_below(overlay, parts):
+        if not _shows_below(overlay, parts):
             place.unlink()
             return
-        make_folders(overlay, parts[:-1])
+        _make_folders(overlay, parts[:-1])
         target = overlay.upper.joinpath(*parts)
         whiteout = target.with_name(f".{secrets.token_hex(8)}")
-        os.mknod(whiteout, WHITEOUT_MODE, 0)
+        os.mknod(whiteout, _WHITEOUT_MODE, 0)
         os.replace(whiteout, target)
 
     def _is_below(self, path: Path) -> bool:
@@ -119,7 +119,7 @@ class View:
         raise PermissionError(errno.EACCES, "the path is outside the workspace", str(path))
 
 
-def changed_ns(path: Path) -> int:
+def _changed_ns(path: Path) -> int:
     """Return when a file was last changed in any way; 0 if there is none."""
     try:
         return path.lstat().st_ctime_ns
@@ -127,7 +127,7 @@ def changed_ns(path: Path) -> int:
         return 0
 
 
-def shows_below(overlay: Overlay, parts: Sequence[str]) -> bool:
+def _shows_below(overlay: Overlay, parts: Sequence[str]) -> bool:
     """Return whether the tree below a layer has something at a path that the layer does not hide by its directories."""
     above = overlay.upper
     for part in parts[:-1]:
@@ -141,7 +141,7 @@ def shows_below(overlay: Overlay, parts: Sequence[str]) -> bool:
     return os.path.lexists(overlay.root.joinpath(*parts))
 
 
-def make_folders(overlay: Overlay, parts: Sequence[str]) -> None:
+def _make_folders(overlay: Overlay, parts: Sequence[str]) -> None:
     """Make directories in the layer, as copies of those below it. :raises OSError: one of them is a file, or it cannot
     be made."""
     above, below, shows = overlay.upper, overlay.root, True
@@ -149,13 +149,13 @@ def make_folders(overlay: Overlay, parts: Sequence[str]) -> None:
         parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             above, below = above / part, below / part
-            make_folder(parent, part, above, below if shows else None)
+            _make_folder(parent, part, above, below if shows else None)
         finally:
             os.close(parent)
         shows = shows and not has_xattr(str(above), "opaque") and below.is_dir() and not below.is_symlink()
 
 
-def make_folder(parent: int, name: str, above: Path, below: Path | None) -> None:
+def _make_folder(parent: int, name: str, above: Path, below: Path | None) -> None:
     try:
         status = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def make_folder(parent: int, name: str, above: Path, below: Path | None) -> None
             os.setxattr(above.with_name(new), f"{OWN_XATTRS}opaque", b"y")
             os.unlink(name, dir_fd=parent)
         elif is_copy and below is not None:
-            with_meta(below, parent, new)
+            _with_meta(below, parent, new)
         os.rename(new, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         with suppress(OSError):
@@ -183,7 +183,7 @@ def make_folder(parent: int, name: str, above: Path, below: Path | None) -> None
         raise
 
 
-def with_meta(below: Path, parent: int, name: str) -> None:
+def _with_meta(below: Path, parent: int, name: str) -> None:
     """Give a new directory the mode, times and attributes of the workspace's one."""
     source = os.open(below.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -13,58 +13,58 @@ import os
 import socket
 import sys
 
-CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS = 0x10000000, 0x40000000, 0x20000
-MS_REMOUNT = 32
-NS_GET_USERNS = 0xB701
-IP_FREEBIND = 15
-BACKLOG = 128
-REQUEST_BYTES = 100_000
+_CLONE_NEWUSER, _CLONE_NEWNET, _CLONE_NEWNS = 0x10000000, 0x40000000, 0x20000
+_MS_REMOUNT = 32
+_NS_GET_USERNS = 0xB701
+_IP_FREEBIND = 15
+_BACKLOG = 128
+_REQUEST_BYTES = 100_000
 
 
-def enter(libc: ctypes.CDLL, pid: int, kind: str, flag: int) -> None:
+def _enter(libc: ctypes.CDLL, pid: int, kind: str, flag: int) -> None:
     """Enter a namespace of a process, and first the user namespace that owns it. `kind` is its name in /proc, and
     `flag` its number. :raises OSError: this is not possible."""
     namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-    if is_own(pid, kind):
+    if _is_own(pid, kind):
         raise OSError(f"process {pid} has no namespace {kind} of its own")
-    owner = fcntl.ioctl(namespace, NS_GET_USERNS)
-    if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino and libc.setns(owner, CLONE_NEWUSER):
+    owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
+    if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino and libc.setns(owner, _CLONE_NEWUSER):
         raise OSError(ctypes.get_errno(), "setns to the user namespace")
     if libc.setns(namespace, flag):
         raise OSError(ctypes.get_errno(), f"setns to the namespace {kind}")
 
 
-def is_own(pid: int, kind: str) -> bool:
+def _is_own(pid: int, kind: str) -> bool:
     """Return whether a process shares a namespace with this one."""
     return os.stat(f"/proc/{pid}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
-def refresh(libc: ctypes.CDLL, pid: int, roots: list[bytes]) -> None:
+def _refresh(libc: ctypes.CDLL, pid: int, roots: list[bytes]) -> None:
     """Let the layers that are mounted for the command of `pid` forget the files that they have looked up. A mounted
     overlay keeps the old version of a file that was replaced in the tree below it; a new mount of the same one drops
     what it remembers. :raises OSError: this is not possible."""
-    if is_own(pid, "mnt"):  # bubblewrap has mounted the layers in the namespace of its child
+    if _is_own(pid, "mnt"):  # bubblewrap has mounted the layers in the namespace of its child
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
             pid = int(children.read().split()[0])
-    enter(libc, pid, "mnt", CLONE_NEWNS)
+    _enter(libc, pid, "mnt", _CLONE_NEWNS)
     for root in roots:
-        if libc.mount(b"overlay", root, None, MS_REMOUNT, None):
+        if libc.mount(b"overlay", root, None, _MS_REMOUNT, None):
             raise OSError(ctypes.get_errno(), "remount")
 
 
-def send_listener(connection: socket.socket, port: int) -> None:
+def _send_listener(connection: socket.socket, port: int) -> None:
     """Open a listening socket in the current network namespace and send it."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_IP, IP_FREEBIND, 1)  # the loopback interface may not be up yet
+        listener.setsockopt(socket.SOL_IP, _IP_FREEBIND, 1)  # the loopback interface may not be up yet
         listener.bind(("127.0.0.1", port))
-        listener.listen(BACKLOG)
+        listener.listen(_BACKLOG)
         socket.send_fds(connection, [b"\0"], [listener.fileno()])
 
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     libc = ctypes.CDLL(None, use_errno=True)
-    while request := connection.recv(REQUEST_BYTES):
+    while request := connection.recv(_REQUEST_BYTES):
         child = os.fork()
         if child:
             os.waitpid(child, 0)
@@ -72,11 +72,11 @@ def main() -> None:
         try:
             what, number, *more = request.split(b"\0")
             if what == b"refresh":
-                refresh(libc, int(number), more)
+                _refresh(libc, int(number), more)
                 connection.send(b"\0")
             else:
-                enter(libc, int(number), "net", CLONE_NEWNET)
-                send_listener(connection, int(more[0]))
+                _enter(libc, int(number), "net", _CLONE_NEWNET)
+                _send_listener(connection, int(more[0]))
         except (OSError, ValueError, IndexError) as error:
             connection.send(str(error).encode()[:200])
         finally:

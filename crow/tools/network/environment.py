@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from crow.tools.network import LISTENER_PORT
 
-PROXY = f"http://127.0.0.1:{LISTENER_PORT}"
-LOCAL = "localhost,127.0.0.1,::1"
+_PROXY = f"http://127.0.0.1:{LISTENER_PORT}"
+_LOCAL = "localhost,127.0.0.1,::1"
 _WAIT_S = 600
 """How long programs wait for an answer of the proxy, which may have to ask the user."""
 
@@ -24,7 +24,7 @@ _WAITS = {
 def proxy_environment(env: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for a command whose environment is `env`. A proxy of the user is out of its reach, so it is
     replaced."""
-    variables = {form: PROXY for name in _NAMES for form in (name, name.lower())}
-    variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), LOCAL)
+    variables = {form: _PROXY for name in _NAMES for form in (name, name.lower())}
+    variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), _LOCAL)
     variables |= {name: str(value) for name, value in _WAITS.items() if name not in env}
     return variables | dict(more)

@@ -9,7 +9,7 @@ import anyio
 from crow.tools.network import Clock, Host, HostVerdict
 from crow.tools.network.uses import Use
 
-MAX_HOSTS = 200
+_MAX_HOSTS = 200
 """A command that asks for more hosts gets no other."""
 _PRIVATE = (
     "is an address or a name of a private network; the user can allow it by its name alone, with a rule such as "
@@ -52,12 +52,12 @@ class Gate:
 
     def refuse(self, host: Host | str, reason: str) -> None:
         """Record for the model why the command did not reach a host."""
-        if len(self.refused) < MAX_HOSTS:
+        if len(self.refused) < _MAX_HOSTS:
             self.refused.setdefault(str(host), reason)
 
     async def _decide(self, about: str, host: Host, use: Use | None) -> HostVerdict:
-        if len(self._verdicts) >= MAX_HOSTS:
-            return HostVerdict(refusal=f"the command asked for more than {MAX_HOSTS} hosts")
+        if len(self._verdicts) >= _MAX_HOSTS:
+            return HostVerdict(refusal=f"the command asked for more than {_MAX_HOSTS} hosts")
         found = await self._judge(host, use)
         if host.is_address and not found.is_named and not found.refusal:
             found = HostVerdict(refusal=_PRIVATE.format(host=host))

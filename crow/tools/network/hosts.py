@@ -14,7 +14,7 @@ PORTS = (80, 443)
 """The ports that a rule without a port covers."""
 REGISTRIES = "registries"
 """In a rule, stands for the usual registries of all tools in the table."""
-MAX_CHARS = 300
+_MAX_CHARS = 300
 
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,254})(?::([0-9]{1,5}))?", re.ASCII)
 _PATTERN = re.compile(r"(\*\.)?(\[[^\]]*\]|[^:\[\]*]+|\*)(?::(\*|[0-9]{1,5}))?")
@@ -46,10 +46,10 @@ def parse_host(text: str, default_port: int | None = None) -> Host:
 
     :raises ~crow.domain.errors.ArgumentError: this is not a host.
     """
-    found = _PLACE.fullmatch(text) if len(text) <= MAX_CHARS else None
+    found = _PLACE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     port = default_port if found is None or found[2] is None else int(found[2])
     if found is None or port is None or not 0 < port <= 65_535 or found[1].endswith(".."):
-        raise ArgumentError(f"{text[:MAX_CHARS]!r} is not a host; expected a name such as api.example.com:443")
+        raise ArgumentError(f"{text[:_MAX_CHARS]!r} is not a host; expected a name such as api.example.com:443")
     try:
         name = urlsplit(normalize_url(f"http://{found[1]}:{port}/")).hostname or ""
     except (ArgumentError, ValueError):

@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
 """How many connections of a command are served at once. Others wait."""
-MAX_HEAD = 32_768
+_MAX_HEAD = 32_768
 """Bytes of the head of a request or response."""
 _HEAD_S = 30.0
 _CONNECT_S = 30.0
 _IDLE_S = 600.0
 _CHUNK = 65_536
-HTTP_PORT, HTTPS_PORT = 80, 443
+_HTTP_PORT, _HTTPS_PORT = 80, 443
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 _HOP_BY_HOP = frozenset(
@@ -126,7 +126,7 @@ class _Refused(Exception):
 class _Connection:
     """One connection of a command, with the proxy or through it with a host."""
 
-    default_port: int
+    _default_port: int
     """The port that URLs and the header Host may leave out."""
     _kept_back: frozenset[bytes] = frozenset()
     """Headers of responses that commands do not get."""
@@ -136,7 +136,7 @@ class _Connection:
         self._resolve = resolve
         self._clock = clock
         self._stream = stream
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
 
     async def serve(self) -> None:
         """Serve requests until the connection ends."""
@@ -212,9 +212,9 @@ class _Connection:
         masked: Masked,
     ) -> None:
         """Send a request to its host with these headers, and the masked response back."""
-        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+        http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
         name = f"[{host.name}]" if ":" in host.name else host.name
-        place = name if host.port == self.default_port else f"{name}:{host.port}"
+        place = name if host.port == self._default_port else f"{name}:{host.port}"
         every = [(b"Host", place.encode()), *headers, (b"Connection", b"close"), *_framing(request.headers)]
         await upstream.send(http.send(h11.Request(method=request.method, target=target, headers=every)) or b"")
         async with anyio.create_task_group() as tasks:
@@ -272,7 +272,7 @@ class _Connection:
 class _ProxyConnection(_Connection):
     """One connection of a command with the proxy."""
 
-    default_port = HTTP_PORT
+    _default_port = _HTTP_PORT
 
     def __init__(
         self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.SocketStream, credentials: Credentials
@@ -286,7 +286,7 @@ class _ProxyConnection(_Connection):
             await self._forward_plain(request)
             return True
         host = _parsed(request.target)
-        _check_host_header(request.headers, host, HTTPS_PORT)
+        _check_host_header(request.headers, host, _HTTPS_PORT)
         credential = self._credentials.find(host)
         if credential is None:
             await self._tunnel(host)
@@ -316,7 +316,7 @@ class _ProxyConnection(_Connection):
     async def _forward_plain(self, request: h11.Request) -> None:
         """Send a plain request to its host, and the response back."""
         host, target = _target(request)
-        _check_host_header(request.headers, host, HTTP_PORT)
+        _check_host_header(request.headers, host, _HTTP_PORT)
         _check_framing(request.headers)
         async with await self._connect(host, is_plain=True, method=request.method) as upstream:
             headers = _passed_on(request.headers)
@@ -345,7 +345,7 @@ class _ProxyConnection(_Connection):
 class _CredentialConnection(_Connection):
     """One TLS connection of a command, which believes to talk to the host of a credential."""
 
-    default_port = HTTPS_PORT
+    _default_port = _HTTPS_PORT
 
     def __init__(
         self,
@@ -368,7 +368,7 @@ class _CredentialConnection(_Connection):
             raise _Refused(405, host, "the proxy knows no such method")
         if not text.startswith("/") or "#" in text or not text.isascii():
             raise _Refused(400, host, "this is not the path of a request")
-        _check_host_header(request.headers, host, HTTPS_PORT)
+        _check_host_header(request.headers, host, _HTTPS_PORT)
         _check_framing(request.headers)
         header = self._credential.header.encode()
         self._is_added = all(name != header.lower() for name, _ in request.headers)
@@ -471,7 +471,7 @@ def _target(request: h11.Request) -> tuple[Host, bytes]:
     if "#" in text or not text.isascii():
         raise _Refused(400, shown, "this is not a URL of a request")
     try:
-        return parse_host(authority, HTTP_PORT), f"/{path}".encode("ascii")
+        return parse_host(authority, _HTTP_PORT), f"/{path}".encode("ascii")
     except ArgumentError as error:
         raise _Refused(400, shown, str(error)) from None
 
@@ -483,7 +483,7 @@ def _check_host_header(headers: _Headers, host: Host, port: int) -> None:
         is_same = len(given) == 1 and parse_host(given[0].decode("ascii", "replace"), port) == host
     except ArgumentError:
         is_same = False
-    if not is_same and (given or port == HTTP_PORT):
+    if not is_same and (given or port == _HTTP_PORT):
         raise _Refused(400, host, "the header Host names another host")
 
 

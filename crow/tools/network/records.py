@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from crow.domain.errors import ArgumentError
 from crow.tools.urls import is_address
 
-MAX_HELLO = 65_536
+_MAX_HELLO = 65_536
 _MAX_RECORD = 16_384 + 2_048
 _HANDSHAKE = 22
 _TYPES = range(20, 25)
@@ -63,13 +63,13 @@ class ClientRecords:
             return record
         self._hello += payload
         self._held += record
-        if len(self._hello) > MAX_HELLO:
+        if len(self._hello) > _MAX_HELLO:
             raise ArgumentError("the ClientHello is too long")
         if len(self._hello) < 4 or len(self._hello) < 4 + int.from_bytes(self._hello[1:4]):
-            if len(self._hello) >= 4 and int.from_bytes(self._hello[1:4]) > MAX_HELLO:
+            if len(self._hello) >= 4 and int.from_bytes(self._hello[1:4]) > _MAX_HELLO:
                 raise ArgumentError("the ClientHello is too long")
             return b""
-        check_hello(bytes(self._hello), self._name)
+        _check_hello(bytes(self._hello), self._name)
         self._has_hello = True
         held = bytes(self._held)
         self._hello.clear()
@@ -85,7 +85,7 @@ def _may_be_hello(payload: bytes) -> bool:
     return payload[0] == _CLIENT_HELLO and payload[1] == 0 and payload[4] == 3
 
 
-def check_hello(hello: bytes, name: str) -> None:
+def _check_hello(hello: bytes, name: str) -> None:
     """Check that a handshake message is a ClientHello for the host `name`.
 
     :raises ~crow.domain.errors.ArgumentError: it is not.

@@ -12,7 +12,7 @@ from crow.domain.text import shorten
 from crow.tools.network.hosts import Host
 from crow.tools.urls import normalize_url
 
-READING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PROPFIND", b"REPORT"))
+_READING = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PROPFIND", b"REPORT"))
 _FETCH, _PUSH = "/git-upload-pack", "/git-receive-pack"
 _FETCH_TYPE = b"application/x-git-upload-pack-request"
 _MAX_PATH = 2_000
@@ -45,7 +45,7 @@ def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes
     if method == b"GET" and path.endswith("/info/refs") and _PUSH[1:] in parse_qs(query).get("service", ()):
         return _push(host, path.removesuffix("/info/refs"))
     types = [value.strip().lower() for name, value in headers if name == b"content-type"]
-    if method in READING or (method == b"POST" and path.endswith(_FETCH) and types == [_FETCH_TYPE]):
+    if method in _READING or (method == b"POST" and path.endswith(_FETCH) and types == [_FETCH_TYPE]):
         return Use(f"connect to: {host}, with your credential")
     if method == b"POST" and path.endswith(_PUSH):
         return _push(host, path.removesuffix(_PUSH))

@@ -275,7 +275,7 @@ def overlays_of(confinement: Confinement) -> tuple[Overlay, ...]:
     """Return the overlays for the throwaway trees: those of a layer, or new ones that nobody keeps."""
     if confinement.overlays or confinement.layers is None:
         return confinement.overlays
-    return tuple(make_layer(confinement.layers, number, tree) for number, tree in enumerate(confinement.throwaway))
+    return tuple(_make_layer(confinement.layers, number, tree) for number, tree in enumerate(confinement.throwaway))
 
 
 def mount_options(confinement: Confinement, overlay: str, overlays: Sequence[Overlay]) -> Iterator[tuple[str, ...]]:
@@ -333,7 +333,7 @@ def _path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, _V
     return views
 
 
-def make_layer(layers: Path, number: int, tree: Path) -> Overlay:
+def _make_layer(layers: Path, number: int, tree: Path) -> Overlay:
     """Make two directories for one overlay over `tree`: one for the files that the command writes, and one for the
     kernel's own use."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"

@@ -137,7 +137,7 @@ class Reservation:
         """
         process = LaunchedProcess(on_output, on_errors)
         port = 0 if on_listener is None else LISTENER_PORT
-        plan = plan_of(argv, confinement, cwd=cwd, env=process.marked(env), port=port)
+        plan = _plan_of(argv, confinement, cwd=cwd, env=process.marked(env), port=port)
         # Cancelling the start would leave a command behind that nobody ends.
         with anyio.CancelScope(shield=True):
             streams = _Streams(takes_input=takes_input, has_errors=on_errors is not None)
@@ -201,7 +201,7 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Mapping[str, str], port: int) -> bytes:
+def _plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Mapping[str, str], port: int) -> bytes:
     """Return what the helper has to do for a command."""
     overlays = overlays_of(confinement)
     options = mount_options(confinement, "mounted" if overlays else "none", overlays)

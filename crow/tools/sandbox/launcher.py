@@ -23,32 +23,32 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-HANDLES = 4
+_HANDLES = 4
 """How many open files come with a plan: the plan itself, and the command's standard input, output and error."""
-BACKLOG = 128
+_BACKLOG = 128
 
-MAX_REASON = 1_000
+_MAX_REASON = 1_000
 
-CLONE_PARENT, CLONE_NEWUSER, CLONE_NEWNET = 0x8000, 0x10000000, 0x40000000
+_CLONE_PARENT, _CLONE_NEWUSER, _CLONE_NEWNET = 0x8000, 0x10000000, 0x40000000
 # the namespaces of mounts, cgroups, host names, System V objects and processes
-NAMESPACES = CLONE_NEWUSER | 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000
+_NAMESPACES = _CLONE_NEWUSER | 0x20000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000
 # these numbers are the same on all architectures
-OPEN_TREE, MOVE_MOUNT, CLONE3, MOUNT_SETATTR = 428, 429, 435, 442
-AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
-OPEN_TREE_CLONE = 1
-MOVE_FROM_HANDLE, MOVE_FOLLOWS_LINKS = 0x4, 0x10 | 0x20
-READ_ONLY, NO_SUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8  # the same for mount and mount_setattr
-MS_REC, MS_SLAVE = 0x4000, 0x80000
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
-PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
-CAPABILITY_VERSION = 0x20080522
-MAX_CAPABILITIES = 64
-SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-LINKS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
+_OPEN_TREE, _MOVE_MOUNT, _CLONE3, _MOUNT_SETATTR = 428, 429, 435, 442
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE = 1
+_MOVE_FROM_HANDLE, _MOVE_FOLLOWS_LINKS = 0x4, 0x10 | 0x20
+_READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC = 1, 2, 4, 8  # the same for mount and mount_setattr
+_MS_REC, _MS_SLAVE = 0x4000, 0x80000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 24, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION = 0x20080522
+_MAX_CAPABILITIES = 64
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_LINKS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 
 
-class Kernel:
+class _Kernel:
     """System calls that Python does not have. Each raises OSError if it fails."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Kernel:
     def clone(self, flags: int) -> int:
         """Copy this process. Return the id of the copy, or 0 in the copy."""
         arguments = (ctypes.c_uint64 * 8)(flags)
-        return self._call("clone3", CLONE3, arguments, ctypes.sizeof(arguments))
+        return self._call("clone3", _CLONE3, arguments, ctypes.sizeof(arguments))
 
     def mount(self, kind: str | None, place: str, flags: int, options: str = "") -> None:
         """Mount a new file system, or change the mounts at a place if there is no `kind`."""
@@ -74,24 +74,24 @@ class Kernel:
 
     def tree(self, path: str, *, is_recursive: bool = True) -> int:
         """Return an open copy of the mounts at a path, which is mounted nowhere."""
-        flags = OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if is_recursive else 0)
-        return self._call(path, OPEN_TREE, AT_FDCWD, os.fsencode(path), flags)
+        flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if is_recursive else 0)
+        return self._call(path, _OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
 
     def limit(self, handle: int, path: str, attributes: int, *, is_recursive: bool = True) -> None:
         """Add attributes to an open tree, or to the mounts at a path."""
         wanted = (ctypes.c_uint64 * 4)(attributes)
-        flags = (AT_EMPTY_PATH if handle != AT_FDCWD else 0) | (AT_RECURSIVE if is_recursive else 0)
-        self._call(path, MOUNT_SETATTR, handle, os.fsencode(path), flags, wanted, ctypes.sizeof(wanted))
+        flags = (_AT_EMPTY_PATH if handle != _AT_FDCWD else 0) | (_AT_RECURSIVE if is_recursive else 0)
+        self._call(path, _MOUNT_SETATTR, handle, os.fsencode(path), flags, wanted, ctypes.sizeof(wanted))
 
     def put(self, tree: int, place: str) -> None:
         """Mount an open tree at a place, and close it."""
-        flags = MOVE_FROM_HANDLE | MOVE_FOLLOWS_LINKS
-        self._call(place, MOVE_MOUNT, tree, b"", AT_FDCWD, os.fsencode(place), flags)
+        flags = _MOVE_FROM_HANDLE | _MOVE_FOLLOWS_LINKS
+        self._call(place, _MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(place), flags)
         os.close(tree)
 
     def enter_user_namespace(self) -> None:
         """Move this process into a new user namespace."""
-        if self._libc.unshare(CLONE_NEWUSER):
+        if self._libc.unshare(_CLONE_NEWUSER):
             raise _last_error("unshare")
 
     def control(self, option: int, first: int = 0, second: int = 0) -> None:
@@ -101,13 +101,13 @@ class Kernel:
 
     def drop_capabilities(self) -> None:
         """Give up all capabilities, for this process and for all programs that it starts."""
-        for number in range(MAX_CAPABILITIES):
+        for number in range(_MAX_CAPABILITIES):
             try:
-                self.control(PR_CAPBSET_DROP, number)
+                self.control(_PR_CAPBSET_DROP, number)
             except OSError:  # the kernel has no more of them
                 break
-        self.control(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-        header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+        self.control(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
         if self._libc.capset(header, none):
             raise _last_error("capset")
 
@@ -115,7 +115,7 @@ class Kernel:
         """Install a filter of system calls, for this process and for all programs that it starts."""
         code = ctypes.create_string_buffer(program, len(program))
         described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-        self.control(PR_SET_SECCOMP, 2, ctypes.addressof(ctypes.create_string_buffer(described, len(described))))
+        self.control(_PR_SET_SECCOMP, 2, ctypes.addressof(ctypes.create_string_buffer(described, len(described))))
 
     def _call(self, what: str, number: int, *arguments: object) -> int:
         wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
@@ -133,27 +133,27 @@ def _last_error(what: str) -> OSError:
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no command can interrupt the first process of its sandbox
-    kernel = Kernel()
+    kernel = _Kernel()
     gc.disable()
     gc.freeze()
     while True:
-        request, handles = received(connection, 1)
+        request, handles = _received(connection, 1)
         if not handles:
             return
         with socket.socket(fileno=handles[0]) as report:
-            network = CLONE_NEWNET if request == b"own network" else 0
+            network = _CLONE_NEWNET if request == b"own network" else 0
             try:
-                pid = kernel.clone(CLONE_PARENT | NAMESPACES | network)
+                pid = kernel.clone(_CLONE_PARENT | _NAMESPACES | network)
             except OSError as error:
                 pid = -(error.errno or 1)
             if pid == 0:
                 connection.close()
-                begin(kernel, report, has_own_network=bool(network))
+                _begin(kernel, report, has_own_network=bool(network))
             with suppress(OSError):  # crow no longer wants it
                 report.send(b"%d" % pid)
 
 
-def received(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
+def _received(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     """Return the next message and the open files in it, which no command may inherit."""
     message, handles, _, _ = socket.recv_fds(connection, 16, count)
     for handle in handles:
@@ -161,50 +161,50 @@ def received(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
     return message, handles
 
 
-def begin(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> NoReturn:
+def _begin(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) -> NoReturn:
     """Be the first process of a sandbox."""
     try:
-        command, listener = set_up(kernel, report, has_own_network=has_own_network)
+        command, listener = _set_up(kernel, report, has_own_network=has_own_network)
         # if crow has died meanwhile, this fails, and the end of this process ends the command
         socket.send_fds(report, [b"ready"], [] if listener is None else [listener.fileno()])
-        keep_only(report.fileno())
-        follow(report, command)
+        _keep_only(report.fileno())
+        _follow(report, command)
     except BaseException as error:  # noqa: BLE001 - crow raises it
-        kind = "missing" if isinstance(error, NotStartedError) else "failed"
-        report.send(f"{kind} {error}".encode(errors="replace")[:MAX_REASON])
+        kind = "missing" if isinstance(error, _NotStartedError) else "failed"
+        report.send(f"{kind} {error}".encode(errors="replace")[:_MAX_REASON])
     finally:
         os._exit(1)
 
 
-class NotStartedError(Exception):
+class _NotStartedError(Exception):
     """The sandbox works, but the command cannot be started in it."""
 
 
-def set_up(kernel: Kernel, report: socket.socket, *, has_own_network: bool) -> tuple[int, socket.socket | None]:
+def _set_up(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) -> tuple[int, socket.socket | None]:
     """Make the sandbox of this process and start the command in it. Return the command's process id, and a socket that
     listens for crow, if it wants one."""
     os.setsid()
     mask = os.umask(0)
-    map_ids(kernel.proc, 0, kernel.uid, 0, kernel.gid)
-    kernel.mount(None, "/", MS_REC | MS_SLAVE)
-    devices = {name: kernel.tree(f"/dev/{name}", is_recursive=False) for name in DEVICES}
+    _map_ids(kernel.proc, 0, kernel.uid, 0, kernel.gid)
+    kernel.mount(None, "/", _MS_REC | _MS_SLAVE)
+    devices = {name: kernel.tree(f"/dev/{name}", is_recursive=False) for name in _DEVICES}
     if has_own_network:
-        start_loopback()
+        _start_loopback()
     # crow finds out meanwhile what the command may do
-    _, handles = received(report, HANDLES)
+    _, handles = _received(report, _HANDLES)
     with open(handles[0], "rb") as file:
         plan = marshal.loads(file.read())  # noqa: S302 - from crow, which runs in the same Python
-    mount_all(kernel, plan, devices)
+    _mount_all(kernel, plan, devices)
     os.umask(mask)
-    listener = listening(plan["port"]) if plan["port"] else None
-    give_up(kernel, plan["filter"])
+    listener = _listening(plan["port"]) if plan["port"] else None
+    _give_up(kernel, plan["filter"])
     try:
-        return start_command(plan, handles[1:]), listener
+        return _start_command(plan, handles[1:]), listener
     except (OSError, ValueError) as error:
-        raise NotStartedError(error) from error
+        raise _NotStartedError(error) from error
 
 
-def map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
+def _map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
     """Say which user and group this process is in its new user namespace. `proc` is the open /proc of crow."""
     for name, text in (
         ("setgroups", "deny"),
@@ -218,7 +218,7 @@ def map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid
             os.close(handle)
 
 
-def mount_all(kernel: Kernel, plan: Mapping[str, Any], devices: Mapping[str, int]) -> None:
+def _mount_all(kernel: _Kernel, plan: Mapping[str, Any], devices: Mapping[str, int]) -> None:
     """Make the view of the file system: everything is read-only, except what the options of the plan say. They are
     bubblewrap's, in the same order."""
     for root, upper, work in plan["overlays"]:
@@ -230,48 +230,48 @@ def mount_all(kernel: Kernel, plan: Mapping[str, Any], devices: Mapping[str, int
     for number, (option, *arguments) in enumerate(plan["mounts"]):
         if option == "--bind":
             trees[number] = kernel.tree(arguments[0])
-            kernel.limit(trees[number], "", NO_SUID | NO_DEVICES)
-    kernel.limit(AT_FDCWD, "/", NO_SUID | NO_DEVICES | READ_ONLY)
+            kernel.limit(trees[number], "", _NO_SUID | _NO_DEVICES)
+    kernel.limit(_AT_FDCWD, "/", _NO_SUID | _NO_DEVICES | _READ_ONLY)
     for number, (option, *arguments) in enumerate(plan["mounts"]):
         if option == "--ro-bind":
             trees[number] = kernel.tree(arguments[0])
-    mount_devices(kernel, devices)
-    kernel.mount("proc", "/proc", NO_SUID | NO_DEVICES | NO_EXEC)
+    _mount_devices(kernel, devices)
+    kernel.mount("proc", "/proc", _NO_SUID | _NO_DEVICES | _NO_EXEC)
     for number, (option, *arguments) in enumerate(plan["mounts"]):
         place = arguments[-1]
         match option:
             case "--bind" | "--ro-bind":
-                make_place(place, is_directory=stat.S_ISDIR(os.fstat(trees[number]).st_mode))
+                _make_place(place, is_directory=stat.S_ISDIR(os.fstat(trees[number]).st_mode))
                 kernel.put(trees[number], place)
             case "--dir":
-                make_place(place, is_directory=True)
+                _make_place(place, is_directory=True)
             case "--tmpfs" | "--perms":
-                make_place(place, is_directory=True)
+                _make_place(place, is_directory=True)
                 mode = arguments[0] if option == "--perms" else "0755"
-                kernel.mount("tmpfs", place, NO_SUID | NO_DEVICES, f"mode={mode}")
+                kernel.mount("tmpfs", place, _NO_SUID | _NO_DEVICES, f"mode={mode}")
             case "--remount-ro":
-                kernel.limit(AT_FDCWD, place, READ_ONLY, is_recursive=False)
+                kernel.limit(_AT_FDCWD, place, _READ_ONLY, is_recursive=False)
             case _:
                 raise ValueError(f"unknown option {option}")
 
 
-def mount_devices(kernel: Kernel, devices: Mapping[str, int]) -> None:
+def _mount_devices(kernel: _Kernel, devices: Mapping[str, int]) -> None:
     """Make a /dev with the devices that every program may use, and terminals of its own."""
-    kernel.mount("tmpfs", "/dev", NO_SUID | NO_DEVICES, "mode=0755")
+    kernel.mount("tmpfs", "/dev", _NO_SUID | _NO_DEVICES, "mode=0755")
     for name, tree in devices.items():
         os.close(os.open(f"/dev/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
-        kernel.limit(tree, "", NO_SUID)
+        kernel.limit(tree, "", _NO_SUID)
         kernel.put(tree, f"/dev/{name}")
-    for name, target in LINKS.items():
+    for name, target in _LINKS.items():
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
     os.symlink("/proc/kcore", "/dev/core")
     os.mkdir("/dev/shm", 0o755)  # noqa: S108 - the sandbox's own
     os.mkdir("/dev/pts", 0o755)
-    kernel.mount("devpts", "/dev/pts", NO_SUID | NO_EXEC, "newinstance,ptmxmode=0666,mode=620")
+    kernel.mount("devpts", "/dev/pts", _NO_SUID | _NO_EXEC, "newinstance,ptmxmode=0666,mode=620")
     os.symlink("pts/ptmx", "/dev/ptmx")
 
 
-def make_place(path: str, *, is_directory: bool) -> None:
+def _make_place(path: str, *, is_directory: bool) -> None:
     """Make the file or directory on which something is mounted, if there is none."""
     if os.path.exists(path):
         return
@@ -280,34 +280,34 @@ def make_place(path: str, *, is_directory: bool) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
 
 
-def start_loopback() -> None:
+def _start_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        (flags,) = struct.unpack_from("h", fcntl.ioctl(control, SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)), 16)
-        fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)), 16)
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
 
 
-def listening(port: int) -> socket.socket:
+def _listening(port: int) -> socket.socket:
     """Return a socket that listens on the loopback interface."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", port))
-    listener.listen(BACKLOG)
+    listener.listen(_BACKLOG)
     return listener
 
 
-def give_up(kernel: Kernel, call_filter: bytes) -> None:
+def _give_up(kernel: _Kernel, call_filter: bytes) -> None:
     """Give up all rights: from now on, this process may do no more than the command."""
     # another user namespace, which has no rights over the mounts
     kernel.enter_user_namespace()
-    map_ids(kernel.proc, kernel.uid, 0, kernel.gid, 0)
+    _map_ids(kernel.proc, kernel.uid, 0, kernel.gid, 0)
     os.close(kernel.proc)
-    kernel.control(PR_SET_NO_NEW_PRIVS, 1)
+    kernel.control(_PR_SET_NO_NEW_PRIVS, 1)
     kernel.drop_capabilities()
-    kernel.control(PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.control(PR_SET_DUMPABLE, 0)  # the command cannot look into this process, nor change it
+    kernel.control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.control(_PR_SET_DUMPABLE, 0)  # the command cannot look into this process, nor change it
     kernel.filter_calls(call_filter)
 
 
-def start_command(plan: Mapping[str, Any], streams: Sequence[int]) -> int:
+def _start_command(plan: Mapping[str, Any], streams: Sequence[int]) -> int:
     """Start the command and return its process id. :raises OSError: there is no such program or directory."""
     os.chdir(plan["cwd"])
     argv, env = plan["argv"], plan["env"]
@@ -323,13 +323,13 @@ def start_command(plan: Mapping[str, Any], streams: Sequence[int]) -> int:
     )
 
 
-def keep_only(handle: int) -> None:
+def _keep_only(handle: int) -> None:
     """Close all open files except one."""
     os.closerange(0, handle)
     os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def follow(report: socket.socket, command: int) -> None:
+def _follow(report: socket.socket, command: int) -> None:
     """Wait for the end of the command and report it."""
     ended, status = os.wait()
     while ended != command:

@@ -163,7 +163,7 @@ class PrivateDirectories:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlaces:
+class _FoundPlaces:
     """The toolchains and secret places that exist."""
 
     stamp: tuple[int, ...]
@@ -173,7 +173,7 @@ class FoundPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class OuterRepository:
+class _OuterRepository:
     """A repository around a root."""
 
     tree: Path
@@ -191,8 +191,8 @@ class Policy:
     options: SandboxOptions
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """The environment that crow adapts for commands."""
-    _places: list[FoundPlaces] = field(default_factory=list, repr=False)
-    _repositories: dict[Path, OuterRepository | None] = field(default_factory=dict, repr=False)
+    _places: list[_FoundPlaces] = field(default_factory=list, repr=False)
+    _repositories: dict[Path, _OuterRepository | None] = field(default_factory=dict, repr=False)
     _fixed: dict[tuple[Path, ...], tuple[Path, ...]] = field(default_factory=dict, repr=False)
 
     @property
@@ -283,7 +283,7 @@ class Policy:
         else:
             throwaway = tuple(root for root in self.roots if not is_inside_any(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
-        visible, hiding = prefixes_of((*readable, *own_writable, *throwaway)), prefixes_of(masked)
+        visible, hiding = _prefixes_of((*readable, *own_writable, *throwaway)), _prefixes_of(masked)
         return Confinement(
             access=access,
             masked=masked,
@@ -315,7 +315,7 @@ class Policy:
         write into the workspace, but everything that it writes there is discarded.
         """
         home = self.home or Path(os.sep)
-        inside = prefixes_of(self.writable_roots() if access == "write" else ())
+        inside = _prefixes_of(self.writable_roots() if access == "write" else ())
         caches = f"{private.caches}{os.sep}"
         variables = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(private.temporary))
         has_network = access == "write" and self.options.network
@@ -353,14 +353,14 @@ class Policy:
             variables["CARGO_HOME"] = str(private.caches / _CACHES["CARGO_HOME"][0])
         return variables
 
-    def _found_places(self, home: Path | None) -> FoundPlaces:
+    def _found_places(self, home: Path | None) -> _FoundPlaces:
         """Return the toolchains and secret places. The search is repeated only if something was created or removed in
         one of the searched folders."""
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in _FOLDERS)))]
         stamp = tuple(_modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
             toolchains, hidden = (*self._toolchains(home), *self._needed(home)), tuple(self._hidden())
-            self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
+            self._places[:] = [_FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
         return self._places[0]
 
     def create_own(self) -> None:
@@ -439,7 +439,7 @@ class Policy:
                 yield path
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
-    def _outer_repositories(self) -> tuple[OuterRepository, ...]:
+    def _outer_repositories(self) -> tuple[_OuterRepository, ...]:
         """Return the repositories around the roots that existed at the first call. Commands get no access to a
         repository that is created later, because its hooks would not be protected."""
         found = []
@@ -451,7 +451,7 @@ class Policy:
                 self._repositories.setdefault(root, None)
         return tuple(dict.fromkeys(found))
 
-    def _find_repository(self, root: Path) -> OuterRepository | None:
+    def _find_repository(self, root: Path) -> _OuterRepository | None:
         """Return the repository that git would use in this root. None if there is no such repository, if its git
         directory is inside a root, or if commands must not see its whole tree."""
         tree = next((folder for folder in (root, *root.parents) if os.path.lexists(f"{folder}/.git")), None)
@@ -460,7 +460,7 @@ class Policy:
         common = tree / ".git" if _is_repository(tree / ".git") else linked_repository(tree)
         if common is None or is_inside_any(common, self.roots):
             return None
-        return OuterRepository(tree, common)
+        return _OuterRepository(tree, common)
 
     def _may_show(self, tree: Path, root: Path) -> bool:
         """Return whether commands may see the whole of a tree that contains a root. They may not see all of HOME, of a
@@ -555,10 +555,10 @@ def _existing(paths: Iterable[str | Path]) -> Iterator[Path]:
 def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
     """Return whether the path is one of the roots or below one. All are absolute."""
     # `is_relative_to` would take a third of the time in which a command is prepared
-    return f"{path}{os.sep}".startswith(prefixes_of(roots))
+    return f"{path}{os.sep}".startswith(_prefixes_of(roots))
 
 
-def prefixes_of(roots: Iterable[Path]) -> tuple[str, ...]:
+def _prefixes_of(roots: Iterable[Path]) -> tuple[str, ...]:
     """Return with what all paths in these directories begin."""
     return tuple([f"{str(root).rstrip(os.sep)}{os.sep}" for root in roots])
 

@@ -170,8 +170,8 @@ def _basic_program(families: tuple[int, ...]) -> _Program:
     program.socket(families)
     if socket.AF_UNIX not in families:
         program.connected_pairs()
-    program.refuse_bits("clone", 0, _CLONE_NEWUSER)
-    program.refuse_bits("unshare", 0, _CLONE_NEWUSER)
+    program.refuse_bits("clone", _CLONE_NEWUSER)
+    program.refuse_bits("unshare", _CLONE_NEWUSER)
     program.refuse_values("ioctl", 1, (_TIOCSTI, _TIOCLINUX))
     return program
 
@@ -194,9 +194,9 @@ class _Program:
         """Refuse a call, whatever its arguments are."""
         self._block(name, [(_RETURN, _FAIL | error, 0, 0)])
 
-    def refuse_bits(self, name: str, argument: int, bits: int) -> None:
-        """Refuse a call if an argument has one of these bits."""
-        self._block(name, [self._load(argument), (_JUMP_IF_BITS, bits, 0, 1), *self._verdicts()])
+    def refuse_bits(self, name: str, bits: int) -> None:
+        """Refuse a call if its first argument has one of these bits."""
+        self._block(name, [self._load(0), (_JUMP_IF_BITS, bits, 0, 1), *self._verdicts()])
 
     def refuse_values(self, name: str, argument: int, values: tuple[int, ...]) -> None:
         """Refuse a call if an argument has one of these values."""

@@ -101,14 +101,14 @@ def test_a_look_names_what_was_created_changed_and_deleted(world: World) -> None
 def test_a_command_that_leaves_everything_as_it_was_has_no_changes(line: str, world: World) -> None:
     changes = changes_of(world.layer, world.root, line)
 
-    assert (changes.operations, changes.matters) == ([], False)
+    assert (changes.operations, changes.shown, changes.dropped) == ([], [], [])
 
 
 def test_a_rewritten_file_with_the_same_content_is_no_reason_to_ask(world: World) -> None:
     changes = changes_of(world.layer, world.root, "cp a t; cat t > a; rm t")
 
     assert [each.is_same for each in changes.listed] == [True]
-    assert not changes.matters
+    assert (changes.shown, changes.dropped) == ([], [])
 
 
 def test_set_uid_bits_are_never_kept_and_an_undo_still_knows_the_files(world: World) -> None:
