@@ -275,7 +275,7 @@ class HostileClient:
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
-        assert (code, self._stderr) == (0, b"")
+        assert (code, self._stderr) == (0, b""), (code, self._stderr)
 
     def _new_session(self) -> str:
         return str(self._request("session/new", {"cwd": str(self._cwd), "mcpServers": []})["sessionId"])
