@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from crow.agent.idle import IdleTimer
 from crow.agent.sessions.first_use import FirstUse
 from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
@@ -25,7 +26,6 @@ from crow.domain.events import OptionsChanged, SessionListChanged
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
 from crow.frontend.endpoints import Endpoints
-from crow.frontend.idle import IdleTimer
 from crow.frontend.prompts import RunningPrompts
 from crow.frontend.queue import ClientQueue, Origin
 from crow.protocol.params import OpenRequest

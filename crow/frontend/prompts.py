@@ -9,9 +9,9 @@ from typing import TypeAlias
 import anyio.abc
 
 from crow.agent.background import BackgroundTask
+from crow.agent.idle import IdleTimer
 from crow.agent.sessions.pending import PendingPrompt
 from crow.agent.sessions.session import Session
-from crow.frontend.idle import IdleTimer
 from crow.protocol import ClientConnection
 from crow.protocol.frames import RequestId
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from crow.agent.idle import IdleTimer
 from crow.app import Wiring
 from crow.frontend.agent import serve
-from crow.frontend.idle import IdleTimer
 from crow.protocol.connection import EditorConnection
 from crow.protocol.transport import StdioTransport
 from crow.settings import load_settings

@@ -10,7 +10,7 @@ from tests.stdio.conftest import StartCrow
 from tests.stdio.test_turns import opened
 
 AT_ONCE = """
-from crow.frontend.idle import IdleTimer
+from crow.agent.idle import IdleTimer
 IdleTimer.__init__.__kwdefaults__["after_s"] = 0.0
 """
 """Lets a process count as idle as soon as a turn has ended."""

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.agent.idle import IdleTimer
 from crow.domain.errors import StoreUnavailable
-from crow.frontend.idle import IdleTimer
 
 
 class Room:
