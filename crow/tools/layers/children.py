@@ -83,6 +83,7 @@ class ChildLayer:
     """The modes and attributes that changed directories had in the workspace."""
     copied: int = 0
     """The bytes of all copies of bases."""
+    is_closed: bool = field(default=False, init=False)
 
     @property
     def directory(self) -> Path:
@@ -158,13 +159,16 @@ class ChildLayer:
         _write_text(self.directory / "child", json.dumps(data))
 
     def close(self) -> None:
-        """Let other processes use the layer."""
-        with suppress(OSError):
+        """Let other processes use the layer. Closing it again does nothing."""
+        if not self.is_closed:
+            self.is_closed = True
             os.close(self.layer.lock)
 
     def remove(self) -> None:
-        """Remove the layer with everything in it."""
-        self.layer.drop()
+        """Remove the layer with everything in it, and close it."""
+        with suppress(OSError):
+            discard(self.directory)
+        self.close()
 
 
 class _Notes:
@@ -210,6 +214,9 @@ class _Notes:
                         with opened(name, below) as lower:
                             self._walk(inner, lower, path, depth + 1)
                         continue
+            if stat.S_ISDIR(status.st_mode) and (path in self._child.metas or path not in self._child.bases):
+                with opened(name, above) as inner:
+                    _remove_whiteouts(inner, depth + 1)
             self.bases[path] = self._child.bases.get(path) or self.base_of(path, name, below)
 
     def base_of(self, path: str, name: str, below: int) -> Base:
@@ -248,6 +255,22 @@ class _Notes:
                     continue
                 return True
         return False
+
+
+def _remove_whiteouts(folder: int, depth: int) -> None:
+    """Remove the whiteouts in an open directory of a layer that lies over no directory of the workspace, for example
+    because that was removed meanwhile. Commands would see the names of these whiteouts."""
+    if depth > MAX_DEPTH:
+        raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
+    for name in names:
+        status = os.lstat(name, dir_fd=folder)
+        if is_whiteout(status):
+            os.unlink(name, dir_fd=folder)
+        elif stat.S_ISDIR(status.st_mode):
+            with opened(name, folder) as inner:
+                _remove_whiteouts(inner, depth + 1)
 
 
 def _top_of_change(overlay: Overlay, parts: Sequence[str]) -> Path:

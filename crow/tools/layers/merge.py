@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crow.domain.merge import merged_text
@@ -42,8 +42,6 @@ class Merge:
     """Absolute paths that the workspace and the subagent have both changed."""
     merged: tuple[str, ...] = ()
     """Absolute paths of files that were merged line by line."""
-    done: tuple[str, ...] = field(default=(), repr=False)
-    """Absolute paths at which the workspace already has what the subagent made of them."""
 
 
 def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bool = True) -> Merge:
@@ -57,12 +55,13 @@ def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bo
     folder = child.directory / "merged"
     if folder.exists():
         discard(folder)
-    operations, conflicts, merged, done = [], [], [], []
+    operations, conflicts, merged = [], [], []
+    is_done = False  # the workspace already has some of the changes
     for operation in changes.operations:
         made = operation if operation.is_meta else _decide(child, operation, folder, merges_texts=merges_texts)
         match made:
             case None:
-                done.append(operation.name)
+                is_done = True
             case "conflict":
                 conflicts.append(operation.name)
             case Operation():
@@ -72,8 +71,8 @@ def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bo
     kept = {each.name: each for each in operations}
     changes.operations[:] = operations if any(not each.is_meta for each in operations) else _changed_metas(operations)
     changes.listed[:] = list(_listed(changes.listed, kept))
-    changes.files = len(changes.listed) if conflicts or done else changes.files
-    return Merge(changes=changes, conflicts=tuple(conflicts), merged=tuple(merged), done=tuple(done))
+    changes.files = len(changes.listed) if conflicts or is_done else changes.files
+    return Merge(changes=changes, conflicts=tuple(conflicts), merged=tuple(merged))
 
 
 def _decide(child: ChildLayer, operation: Operation, folder: Path, *, merges_texts: bool) -> Operation | str | None:

@@ -232,12 +232,18 @@ class Round:
             child = open_child(self.place, task, [self.root])
             try:
                 made = merge(child, merges_texts=merges_texts)
-                if not made.changes.operations or (made.conflicts and not merges_texts):
+                if made.conflicts and not merges_texts:
+                    return made
+                if not made.changes.operations:
+                    if not made.conflicts:
+                        child.remove()
                     return made
                 change_set = prepare_merge(self.place, child, made, {})
                 paths = [each.name for each in made.changes.operations if not each.is_meta]
                 with keeping(child, change_set.id, paths):
                     apply(change_set)
+                if not made.conflicts:
+                    child.remove()
                 return made
             except Conflict as error:
                 raise AssertionError(error) from error
@@ -255,6 +261,8 @@ class Round:
             made = work()
             self.workspace = read_files(self.root)
         self.check_settled(model, before, made, merges_texts=merges_texts)
+        if not has_child(self.place, task):
+            self.models[task] = Model()
 
     def check_settled(self, model: Model, before: Files, made: Merge | None, *, merges_texts: bool) -> None:
         """Check that each file is either as it was, or has the right content, and that no conflict is silent."""

@@ -180,3 +180,24 @@ def test_a_file_in_a_directory_that_is_not_in_the_layer_is_the_workspaces(place:
     assert layer.locate(root / "d" / "missing") is None
     assert layer.locate(root / "no" / "directory") is None
     layer.drop()
+
+
+def test_a_command_sees_no_name_of_a_file_that_is_gone_on_both_sides(place: Place, root: Path) -> None:
+    (root / "d" / "deep").mkdir()
+    (root / "d" / "deep" / "c").write_text("c\n")
+    edited(place, root, "d/deep/c", None)
+    edited(place, root, "d/deep/new", b"new\n")
+    (root / "d" / "deep" / "c").unlink()
+    (root / "d" / "deep").rmdir()
+    child = open_child(place, TASK, [root])
+    assert in_layer(child.layer, root, ":", lambda: sorted(os.listdir(root / "d" / "deep"))) == ["new"]
+    child.close()
+
+
+def test_a_layer_that_was_removed_closes_no_file_of_others(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    child.remove()
+    with open(os.dup2(os.open(os.devnull, os.O_RDONLY), child.layer.lock)) as other:
+        child.close()
+        assert os.fstat(other.fileno())
+    assert children(place) == ()
