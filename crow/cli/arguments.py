@@ -27,7 +27,7 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Look back": {
         "sessions": "list, show, search, export and remove sessions",
-        "replay": "compare the requests of a session with what was sent",
+        "replay": "run a session again, and compare what it sends",
         "trace": "print a recording of an ACP connection",
     },
     "Serve": {
