@@ -68,10 +68,12 @@ def test_a_command_cannot_change_the_python_that_runs_crow(
 def test_a_confined_command_can_start_the_python_of_crow_in_a_place_that_it_does_not_see(
     starter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = os.path.realpath(sys.executable)
+
     async def scenario(place: Place) -> Any:
         python = place.base / "installed" / "bin" / "python"
         python.parent.mkdir(parents=True)
-        python.symlink_to(sys.executable)
+        python.symlink_to(real)
         (place.base / "installed" / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n")
         with installed_in(place.base / "installed"):
             workspace = place.open()
