@@ -54,6 +54,9 @@ class Model:
         return self.has_removed and path.startswith("d/")
 
     def change(self, path: str, content: bytes | None, workspace: Files) -> None:
+        if content is None and path not in workspace and not self.hides(path):  # it was the subagent's alone
+            self.forget(path)
+            return
         if path not in self.own:
             self.bases[path] = None if self.hides(path) else workspace.get(path)
         self.own[path] = content
@@ -195,7 +198,7 @@ class Round:
             ("cat a.py > /dev/null; ls -R > /dev/null", {}),
         ]
         line, changes = self.rng.choice(commands)
-        had_folder = View(child.layer).locate(self.root / "d") is not None
+        had_folder = View(child.layer).locate(self.root / "d") is not None and (self.root / "d").is_dir()
         in_layer(child.layer, self.root, line)
         then = {**self.workspace}
         late = self.change_workspace() if self.rng.random() < 0.2 else None
