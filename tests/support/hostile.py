@@ -222,6 +222,7 @@ class HostileClient:
         self._opened: list[str] = []
         self._stderr = b""
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
+        environment["PYTHONFAULTHANDLER"] = "1"  # so that a crash says where it was
         self._process = subprocess.Popen(
             [sys.executable, "-m", "crow", *self.arguments],
             stdin=subprocess.PIPE,
