@@ -177,20 +177,15 @@ class Wiring:
             node=(self._settings.serve.node or socket.gethostname()) if store.notifies else "",
         )
 
-    async def finish_imports(self) -> None:
-        """Wait until every import that has begun is done. Python may abort if it exits while a thread still imports.
-
-        `crow acp` accepts this risk and does not call this method, because the editor waits for `crow acp` to exit.
-        """
-        for imports in (self._imports, self._call_imports):
-            await imports.settle()
-
     async def close(self) -> None:
-        """Close the connections to all models, and the mirror."""
+        """Close the connections to all models, and the mirror. Then wait until every import that has begun is done,
+        because a process that exits while a thread imports can crash, for example in OpenSSL."""
         if self._mirror is not None:
             await anyio.to_thread.run_sync(self._mirror.close)
         for model in (*self._retired_models, *self._models.values()):
             await model.close()
+        for imports in (self._imports, self._call_imports):
+            await imports.settle()
 
     def _reload_if_changed(self) -> ServerDependencies | None:
         """Return new dependencies if the user's settings file or the client's choice of endpoints has changed.
@@ -465,7 +460,7 @@ class BackgroundImport:
         if done is None:
             done = self._done = Future()
             done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
-            # A daemon thread, so that an exit soon after the start does not wait for half a second of imports.
+            # A daemon thread, so that a failed start does not wait for half a second of imports.
             threading.Thread(target=self._run, args=(done,), daemon=True).start()
         # Every prompt calls this method. After the import, `wrap_future` would only cost two rounds of the event loop.
         if done.done():

@@ -151,7 +151,6 @@ async def _serve(
                 await http.has_ended()
                 tasks.cancel_scope.cancel()
         await wiring.close()
-        await wiring.finish_imports()
 
 
 @asynccontextmanager

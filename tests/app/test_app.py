@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -119,3 +121,26 @@ def test_a_workspace_inside_crows_directory_is_recognised_through_a_link(tmp_pat
     paths = load_settings({}, {"CROW_HOME": str(home)}).paths
     assert own_folders(paths, str(cwd)) == (home / "cache",)
     assert protections(home, cwd, cwd / "notes.txt", home / "crow.db") == ["none", "never"]
+
+
+ENDS_WHILE_IT_IMPORTS = """
+import asyncio, sys
+from crow.app import Wiring
+from crow.settings import load_settings
+
+async def main():
+    wiring = Wiring(load_settings({}, {"CROW_HOME": sys.argv[1], "OPENAI_BASE_URL": "http://localhost:1/v1"}))
+    importing = asyncio.create_task(wiring.dependencies().import_rest())
+    await asyncio.sleep(0)
+    assert not importing.done()
+    await wiring.close()
+    print("crow.tools.mcp.client" in sys.modules)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_does_not_end_while_a_thread_imports(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", ENDS_WHILE_IT_IMPORTS, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
