@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 
 from crow.programs import helper_environment
+from crow.tools.helper import Helper
 from crow.tools.network import LISTENER_PORT, enter
-from crow.tools.process import Process, start
 
 _TIMEOUT_S = 10.0
 
@@ -21,8 +20,7 @@ class Listeners:
     """The helper process of one session. `close` ends it."""
 
     def __init__(self) -> None:
-        self._process: Process | None = None
-        self._connection: socket.socket | None = None
+        self._helper = Helper(enter.__file__, helper_environment(os.environ)[0])
         self._lock = anyio.Lock()
 
     async def open(self, pid: int) -> socket.socket:
@@ -54,46 +52,19 @@ class Listeners:
     async def _ask(self, request: bytes) -> tuple[bytes, Sequence[int]]:
         """Return the helper's answer, and the open files in it. The answer is empty if the helper has ended."""
         async with self._lock:
-            connection = self._connection or await self._start()
+            connection = await self._helper.connection()
             try:
                 with anyio.fail_after(_TIMEOUT_S):
                     connection.send(request)
                     await anyio.wait_readable(connection)
                     answer, handles, _, _ = socket.recv_fds(connection, 256, 1)
             except BaseException:
-                await self._stop()  # its next answer would belong to this question
+                await self._helper.close()  # its next answer would belong to this question
                 raise
             if not answer:
-                await self._stop()
+                await self._helper.close()
         return answer, handles
 
     async def close(self) -> None:
         """End the helper process."""
-        await self._stop()
-
-    async def _start(self) -> socket.socket:
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own.setblocking(False)
-        with other:
-            try:
-                self._process = await start(
-                    [sys.executable, "-I", "-S", enter.__file__, str(other.fileno())],
-                    cwd=Path(os.sep),
-                    env=helper_environment(os.environ)[0],
-                    on_output=lambda _: None,
-                    inherited=(other.fileno(),),
-                )
-            except BaseException:
-                own.close()
-                raise
-        self._connection = own
-        return own
-
-    async def _stop(self) -> None:
-        process, self._process = self._process, None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            with anyio.CancelScope(shield=True):
-                await process.end(0)
+        await self._helper.close()

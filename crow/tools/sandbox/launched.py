@@ -6,7 +6,6 @@ import marshal
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import IO, Literal
 import anyio
 import anyio.to_thread
 
+from crow.tools.helper import Helper
 from crow.tools.network import LISTENER_PORT
-from crow.tools.process import KILL, Process, start, starting
+from crow.tools.process import KILL, Process, starting
 from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.bubblewrap import descendants_of, mount_options, overlays_of
 from crow.tools.sandbox.seccomp import missing_architecture, namespace_filter
@@ -43,9 +43,7 @@ class Launcher:
     def __init__(self) -> None:
         self.works = not missing_architecture()
         """False once the helper has failed. Then bubblewrap starts the commands."""
-        self._process: Process | None = None
-        self._connection: socket.socket | None = None
-        self._lock = anyio.Lock()
+        self._helper = Helper(_PROGRAM, {})  # without variables: commands are started from a copy of this process
 
     @asynccontextmanager
     async def reserved(self, *, has_network: bool) -> AsyncIterator[Reservation]:
@@ -59,13 +57,11 @@ class Launcher:
         with starting():
             try:
                 with other:
-                    connection = self._connection or await self._start()
+                    request = b"no network" if has_network else b"own network"
                     try:
-                        socket.send_fds(
-                            connection, [b"no network" if has_network else b"own network"], [other.fileno()]
-                        )
+                        socket.send_fds(await self._helper.connection(), [request], [other.fileno()])
                     except OSError as error:
-                        raise NotLaunchedError(f"the helper of the sandbox has ended: {error}") from error
+                        raise NotLaunchedError(f"the helper of the sandbox does not run: {error}") from error
                 yield reservation
             except NotLaunchedError as error:
                 if not isinstance(error, _NoProgramError):
@@ -76,39 +72,9 @@ class Launcher:
                 with anyio.CancelScope(shield=True):
                     await reservation.close()
 
-    async def _start(self) -> socket.socket:
-        async with self._lock:
-            if self._connection is not None:
-                return self._connection
-            own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            own.setblocking(False)
-            with other:
-                try:
-                    self._process = await start(
-                        [sys.executable, "-I", "-S", _PROGRAM, str(other.fileno())],
-                        cwd=Path(os.sep),
-                        env={},  # commands are started from a copy of this process
-                        on_output=lambda _: None,
-                        inherited=(other.fileno(),),
-                    )
-                except OSError as error:
-                    own.close()
-                    raise NotLaunchedError(str(error)) from error
-                except BaseException:
-                    own.close()
-                    raise
-            self._connection = own
-            return own
-
     async def close(self) -> None:
         """End the helper process. Commands that it has started go on."""
-        process, self._process = self._process, None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        if process is not None:
-            with anyio.CancelScope(shield=True):
-                await process.end(0)
+        await self._helper.close()
 
 
 class Reservation:

@@ -85,7 +85,7 @@ def test_the_helper_has_none_of_crows_variables(monkeypatch: pytest.MonkeyPatch)
     async def ran(place: Place) -> Any:
         workspace = place.open()
         result = await run(workspace, "write", "cat /proc/*/environ")
-        process = launcher_of(workspace)._process
+        process = launcher_of(workspace)._helper._process
         assert process is not None
         return result[1], await anyio.Path(f"/proc/{process.pid}/environ").read_text()
 
@@ -118,7 +118,7 @@ def test_a_helper_that_was_killed_is_replaced_by_bubblewrap_and_its_commands_go_
 
         command = await workspace.spawn("echo begun; read line </tmp/go; echo ended", note, access="write")
         await run(workspace, "write", "mkfifo /tmp/go")
-        helper = launcher_of(workspace)._process
+        helper = launcher_of(workspace)._helper._process
         assert helper is not None
         os.kill(helper.pid, signal.SIGKILL)
         await helper.exited.wait()
