@@ -45,6 +45,9 @@ class Whole:
     log: bytes = b""
     """A write-ahead log beside the file. `rows` and the rest are what is in both."""
 
+    def __repr__(self) -> str:
+        return f"Whole({self.pages} pages)"
+
     @property
     def pages(self) -> int:
         return len(self.content) // PAGE_BYTES

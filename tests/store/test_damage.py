@@ -337,6 +337,20 @@ def files_in(directory: Path) -> set[str]:
     return {file.name for file in directory.iterdir() if file.suffix != ".lock"}
 
 
+async def test_repair_names_an_entry_whose_kind_is_no_text(tmp_path: Path, whole: Whole) -> None:
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    entry = max(whole.entries)
+    with closing(sqlite3.connect(path)) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE entries SET kind = CAST(x'ff7544' AS TEXT) WHERE id = ?", (entry,))
+        connection.commit()
+    done = repair(path)
+    assert any(f"entry {entry} " in each for each in done.lost), done.lost
+
+
 async def test_repair_leaves_a_whole_database_unchanged(tmp_path: Path, whole: Whole) -> None:
     path = tmp_path / "crow.db"
     path.write_bytes(whole.content)

@@ -15,7 +15,7 @@ from crow.agent.permissions.rules import PermissionRule, may_attach
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
 from crow.domain.entries import CallRef
-from crow.domain.errors import NoSuchSession
+from crow.domain.errors import NoSuchSession, StoreError
 from crow.domain.events import NoticeShown
 from crow.domain.text import plural
 from crow.domain.trace_context import use_trace_context
@@ -126,6 +126,8 @@ async def offer_import_soon(session: Session, open_store: Callable[[], Awaitable
     await anyio.sleep(_OFFER_AFTER_S)
     try:
         await offer_import(session, await open_store())
+    except StoreError as error:  # for example, crow is ending
+        logger.warning("Sessions of other tools could not be looked up: %s", error)
     except Exception:
         logger.exception("Sessions of other tools could not be looked up")
 

@@ -188,6 +188,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     with closing(sqlite3.connect(work, isolation_level=None)) as connection:
         (sessions,) = connection.execute("SELECT count(*) FROM sessions WHERE deleted_ms IS NULL").fetchone()
         (entries,) = connection.execute("SELECT count(*) FROM entries").fetchone()
+        connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         lost += damaged_entries(connection)
     if found:
         os.replace(work, repaired_name(path))
