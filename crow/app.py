@@ -30,7 +30,7 @@ from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
-from crow.domain.errors import AuthError, CrowError
+from crow.domain.errors import AuthError, CrowError, lacks_memory
 from crow.domain.receipts import without_files
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
@@ -329,8 +329,8 @@ class Wiring:
         store = await adapters.open_store(self._loaded, on_stored=None if mirror is None else mirror.note)
         self._store = adapters.traced(store, self._loaded)
         if mirror is not None:
-            self._mirror = mirror
             mirror.start()
+            self._mirror = mirror
         return self._store
 
     def _redactor(self) -> Redactor:
@@ -460,8 +460,12 @@ class BackgroundImport:
         if done is None:
             done = self._done = Future()
             done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
-            # A daemon thread, so that a failed start does not wait for half a second of imports.
-            threading.Thread(target=self._run, args=(done,), daemon=True).start()
+            try:
+                # A daemon thread, so that a failed start does not wait for half a second of imports.
+                threading.Thread(target=self._run, args=(done,), daemon=True).start()
+            except RuntimeError:  # the system gives no more threads
+                self._done = None
+                raise
         # Every prompt calls this method. After the import, `wrap_future` would only cost two rounds of the event loop.
         if done.done():
             done.result()
@@ -479,12 +483,10 @@ class BackgroundImport:
             with importing():
                 self._load()
             keep_little()
-        except MemoryError:
-            self._done = None
-            done.set_exception(
-                CrowError("There is not enough memory to load crow's packages. Free some, or raise ulimit -v.")
-            )
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting prompts must get it
+            if lacks_memory(error):
+                self._done = None
+                error = CrowError("There is not enough memory to load crow's packages. Free some, or raise ulimit -v.")
             done.set_exception(error)
         else:
             done.set_result(None)

@@ -59,15 +59,21 @@ class Sender:
         """Start the thread."""
         if self._thread is None:
             # A daemon, because a collector that does not answer must not delay the exit.
-            self._thread = threading.Thread(target=self._run, name="crow-telemetry", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="crow-telemetry", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def put(self, turn: Turn) -> None:
-        """Send a turn later. If too many turns wait, drop it."""
+        """Send a turn later. If too many turns wait, or the system gives no thread, drop it: the turn is stored, so it
+        must not fail any more."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            logger.warning("A turn was not traced: %s", error)
+            return
         self._is_idle.clear()
         with suppress(queue.Full):
             self._waiting.put_nowait(turn)
-        self.start()
 
     async def close(self) -> None:
         """Give the last turns half a second, unless the collector fails. Python may abort if it exits during an

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -159,6 +160,24 @@ async def test_an_import_without_memory_fails_with_words_and_is_tried_again() ->
         await imports.run()
     with pytest.raises(SystemError, match="cut off"):
         await imports.run()
+
+
+async def test_an_import_that_gets_no_thread_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crow waited for it at its end, forever."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[bool] = []
+    imports = BackgroundImport(lambda: done.append(True))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await imports.run()
+    await imports.settle()
+    assert not done
+    await imports.run()
+    assert done
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")

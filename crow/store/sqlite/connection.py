@@ -270,7 +270,10 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
     created.set_running_or_notify_cancel()  # from now on, the future cannot be cancelled, so `set_result` cannot fail
 
     def create() -> None:
-        created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
+        try:
+            created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
+        except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            created.set_exception(error)
 
     Thread(target=create, name="crow-store-open", daemon=True).start()
     return await asyncio.wrap_future(created)
