@@ -32,7 +32,10 @@ _BREAKS = (Checkpoint, Mask, Restore, Prompt)
 """Entries after which a request does not begin with the whole previous request."""
 
 _CHARS_PER_TOKEN = 4
+"""For the estimated size of a tool output."""
 _MISS_TOKENS = 1_024
+"""If an entry explains it, every request is listed for which the endpoint could have read more from its cache. If none
+does, only requests with more missing tokens than this are listed."""
 _TITLE_CHARS = 80
 
 
@@ -108,25 +111,37 @@ class ToolUse:
 
 @dataclass(slots=True)
 class _Output:
+    """A tool output that the model gets with each request."""
+
     entry: Entry
     name: str
+    """The name of the tool."""
     title: str
     tokens: int
+    """Its estimated size."""
     sent: int = 0
+    """The number of requests that contained it so far."""
 
 
 @dataclass(slots=True)
 class _Path:
-    """The state of one path."""
+    """What is known of a path up to the entry that was added last."""
 
     requests: int = 0
     previous: Entry | None = None
+    """The entry that was added last."""
     last_input: int = 0
+    """The input tokens of the last request."""
     last_request_ms: int = 0
+    """When the answer to it was stored."""
     model: str = ""
+    """The model that answered it."""
     causes: list[str] = field(default_factory=list)
+    """Why the next request will not begin with the whole last request. Empty if it will."""
     live: list[_Output] = field(default_factory=list)
+    """The outputs that the next request will contain."""
     started: set[CallRef] = field(default_factory=set)
+    """The calls that began to run. A call with a result that is missing here was refused."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,12 +169,16 @@ class Spending:
     breaks: list[CacheBreak] = field(default_factory=list)
     tools: dict[str, ToolUse] = field(default_factory=dict)
     _outputs: list[tuple[int, int, SentOutput]] = field(default_factory=list)
+    """A heap of the outputs that cost the most. Each is behind its tokens and its negated entry id, for the order."""
     _seen: set[int] = field(default_factory=set)
+    """The ids of the entries that were added, on this path or an earlier one."""
     _path: _Path = field(default_factory=_Path)
     _moves: dict[int | None, str] = field(default_factory=dict)
+    """The moves of `begin` whose entry has not been reached yet."""
 
     def begin(self, moves: Mapping[int | None, str] | None = None) -> None:
-        """Begin a path. `moves` has the reason of the last move to each entry."""
+        """Begin a path. `moves` maps each entry to which the session's leaf has moved to the reason of the last such
+        move. The key None stands for the place before the first entry."""
         self._retire(self._path.live)
         self._path, self._moves = _Path(), dict(moves or {})
 

@@ -589,4 +589,4 @@ class _NobodyAsked:
 
 
 async def _ignore(_: str) -> None:
-    """Tell nobody about a hook that was skipped. There are none."""
+    """Ignore the message that a hook was skipped. No hooks run here."""

@@ -101,8 +101,7 @@ async def _take_back_idle(branch: Branch, store: Store, workspace: Workspace) ->
 
 def _cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:
     """Return the calls that changed several files and have no result. Only killed turns directly before `turn` count.
-    Calls that an entry of a later turn names
-    are left out, because they were dealt with."""
+    Calls that an entry of a later turn names are left out, because they were dealt with."""
     counts: dict[CallRef, int] = {}
     ended: set[CallRef] = set()
     started: set[CallRef] = set()

@@ -23,8 +23,11 @@ from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import linked_part, short_line, stable_id
 
 TOOL = "codex"
+"""The beginning of the ids of imported sessions."""
 NAME = "codex"
+"""The name for users."""
 INDEX = "session_index.jsonl"
+"""The name of the file in which Codex keeps the titles of its sessions."""
 
 _ITEMS = frozenset(
     [
@@ -38,6 +41,7 @@ _ITEMS = frozenset(
         "web_search_call",
     ]
 )
+"""The kinds of items of a conversation."""
 _INJECTED = (
     "<environment_context>",
     "<user_instructions>",
@@ -50,8 +54,11 @@ _INJECTED = (
     "<plugins_instructions>",
     "<personality_spec>",
 )
+"""The beginnings of messages that Codex sends as the user's, but the user did not write."""
 _REMOTE_SUMMARY = "[Codex compacted the conversation here. It stored the summary encrypted.]"
+"""Stands for the summary."""
 _INDEX_DEPTH = 6
+"""The index is looked for in this many directories, from the file's own upwards."""
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
@@ -98,12 +105,16 @@ def read(
 
 
 class _Rollout:
+    """A file of Codex that is being imported. Codex calls such a file a rollout."""
+
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
         self._to = conversation
         self._path = path
         self._problems = problems
         self._has_meta = False
+        """Whether the line with the session's own directory was read."""
         self._total: Mapping[str, Any] = {}
+        """The sum of all token counts in the newest event that had one."""
 
     def add(self, number: int, line: Mapping[str, Any]) -> None:
         """Add a line. Old versions of Codex wrote items without an enclosing object."""

@@ -43,6 +43,7 @@ from crow.tools.builtin.tool import (
 )
 
 MAX_SHOWN_LINES = 12
+"""A result shows at most this many of the changed lines."""
 
 
 async def _plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -107,6 +108,7 @@ async def _prepare_edit(context: ToolContext, target: PathTarget, args: Argument
         raise
     check_mask("new_text", edit.text, body)
     file.encode(edit.text, "new_text")
+    # The model knows the lines of old_text only if it wrote them exactly as they are in the file.
     wanted = [line.removesuffix("\r") for line in old.strip("\n").split("\n")]
     edited = range(edit.line - 1, edit.line - 1 + len(wanted))
     actual = body.split("\n")[edited.start : edited.stop]

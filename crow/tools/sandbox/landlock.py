@@ -26,6 +26,7 @@ from crow.tools.sandbox.probe import try_confinement
 from crow.tools.sandbox.seccomp import landlock_filter, missing_architecture
 from crow.tools.sandbox.transport import start_in_thread
 
+# The names and numbers are those of the kernel's headers linux/landlock.h, prctl.h and seccomp.h.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 _GET_VERSION = 1
 _PATH_BENEATH = 1
@@ -37,6 +38,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEV, _RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 16
 _FILE_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV, 9: _RESOLVE_UNIX}
+"""The rights that each ABI, a version of Landlock, has added."""
 _TCP_RIGHTS = 0b11  # bind and connect; the filter refuses these sockets too
 _TCP_ABI = 4
 _SCOPES = 0b11  # abstract unix sockets and signals
@@ -44,9 +46,10 @@ _SCOPES_ABI = 6
 _TRUNCATE_ABI = 3
 
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-_WRITE = (1 << 15) - 1 & ~(_MAKE_CHAR | _MAKE_BLOCK)
+_WRITE = (1 << 15) - 1 & ~(_MAKE_CHAR | _MAKE_BLOCK)  # all of ABI 3 but making device files
 _DEVICE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _RIGHTS_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV | _RESOLVE_UNIX
+"""The rights that a rule for a file may contain. All others concern what is in a directory."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a fixed place for semaphores and shared memory
 
@@ -81,6 +84,7 @@ class Landlock:
     def __init__(self, *, abi: int = sys.maxsize) -> None:
         self._max_abi = abi
         self._rulesets: OrderedDict[Confinement, _Ruleset] = OrderedDict()
+        """The last confinements, the newest at the end, because most commands have the same confinement."""
         self._lock = threading.Lock()
 
     @property
@@ -194,7 +198,9 @@ class _Ruleset:
     """A ruleset of the kernel, which any number of threads can apply. Rules belong to files, not to paths."""
 
     handle: int
+    """Its file descriptor."""
     rights: int
+    """All rights that this kernel knows. The ruleset refuses each of them where no rule allows it."""
     stamps: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
     """Show whether each path still leads to the same file. In some directories, each entry has its own rule. The stamps
     of these directories also show whether the entries are still the same."""
@@ -230,6 +236,8 @@ class _Ruleset:
         _syscall(_ADD_RULE, self.handle, _PATH_BENEATH, rule, 0)
 
     def _allow(self, handle: int, path: str, rights: int, excluded: Sequence[str]) -> None:
+        """Do what `allow` does for a path that is open as `handle`. If something below it is excluded, go through its
+        entries one by one."""
         mode = os.fstat(handle).st_mode
         if path in excluded or modes.S_ISLNK(mode):
             return
