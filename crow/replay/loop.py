@@ -13,9 +13,10 @@ import anyio.lowlevel
 
 from crow.agent import Client, PermissionAnswer, PermissionQuestion
 from crow.agent.compaction.budget import CompactionPolicy, Gauge
-from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import SYSTEM
 from crow.agent.compaction.window import DEFAULT_WINDOW, ContextWindow
+from crow.agent.compaction.writer import Helpers
 from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.permissions.judge import Permissions

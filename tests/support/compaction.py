@@ -17,8 +17,9 @@ import anyio
 from crow.agent import PermissionQuestion
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Gauge, Limits
-from crow.agent.compaction.compactor import CompactionResult, Compactor, Helpers
+from crow.agent.compaction.compactor import CompactionResult, Compactor
 from crow.agent.compaction.window import ContextWindow
+from crow.agent.compaction.writer import Helpers
 from crow.agent.history.branch import Branch
 from crow.domain.entries import (
     Announcement,

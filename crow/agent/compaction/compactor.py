@@ -9,10 +9,9 @@ sends the request and the endpoint decides.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -20,54 +19,26 @@ import anyio
 
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
-from crow.agent.compaction.checkpoint import FRAME_TOKENS, files_in_use
-from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
-from crow.agent.compaction.summary import Summary, SummaryJob, ignore, notes, summarise
+from crow.agent.compaction.planner import CheckpointDraft, Noop, plan
+from crow.agent.compaction.summary import Summary, ignore
 from crow.agent.compaction.wish import CompactionWish
-from crow.agent.history.usage import summary_stream
-from crow.agent.hooks import BranchHooks, CompactionAdvice
-from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore, ShownFile
+from crow.agent.compaction.writer import CheckpointWriter, Helpers, Pass, PreparedCheckpoint
+from crow.agent.hooks import CompactionAdvice
+from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import BadRequest, ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, SummaryShown
-from crow.domain.messages import ToolMessage
-from crow.domain.rendering import file_text
-from crow.domain.tokens import estimate_text
 from crow.llm import Model
 from crow.store import SessionChanges
 
 logger = logging.getLogger(__name__)
 
-_DEADLINE_S = 120.0
 _PUBLISH_S = 2.0
 MIN_ANSWERS = 4
 """Crow does not make another pass if fewer answers than this came after the first of the last two passes."""
 _MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 
-_READ_S = 3.0
-"""Reading the files in use may take this many seconds."""
-_MAX_FILES = 50
-_MIN_FILE = 50
-"""If a checkpoint has room for fewer tokens than this, crow does not read another file for it."""
-
 _Status = Literal["in_progress", "completed", "failed", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Helpers:
-    """What a compaction needs in addition to the model."""
-
-    fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
-    """Builds the prompt entry that is stored with a checkpoint. If None, the current prompt entry stays."""
-    compact_model: Model | None = None
-    """If set, crow asks this model for the summary first."""
-    hooks: BranchHooks | None = None
-    read_file: Callable[[str], Awaitable[str | None]] | None = None
-    """Returns the text that the tool `read_file` would show to the model. Returns None if the file may not be read or
-    cannot be read."""
-    deadline_s: float = _DEADLINE_S
-    """Limits the time of each request, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,37 +52,6 @@ class CompactionResult:
     """The stored mask or checkpoint, if any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """A pass in progress."""
-
-    reason: Reason
-    wish: CompactionWish
-    """What the user asked for."""
-    measured: Measure
-    """The context as measured at the beginning of the pass."""
-    limits: Limits
-    """The limits that apply."""
-    advice: CompactionAdvice = field(default_factory=CompactionAdvice)
-    """The advice of hooks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedCheckpoint:
-    """A summary, and drafts of the checkpoint that will contain it."""
-
-    summary: Summary
-    drafts: Sequence[CheckpointDraft]
-    projection: Projection
-    """The drafts were made from this projection."""
-    context: Context
-    """The context of `projection`."""
-    leaf: int
-    """The id of the newest entry when the drafts were made."""
-    endpoint: str
-    """The endpoint of the session's model when the drafts were made."""
-
-
 class Compactor:
     """Compacts one branch for one turn, with the turn's model."""
 
@@ -120,7 +60,10 @@ class Compactor:
         self.model = model
         self._branch = gauge.branch
         self._settings = gauge.settings
-        self._helpers = helpers or Helpers()
+        helpers = helpers or Helpers()
+        self._hooks = helpers.hooks
+        self._writer = CheckpointWriter(gauge, helpers)
+        """Makes the checkpoints that this class stores and announces."""
         self._passes: list[int] = []
         """The id of the newest entry after each pass."""
         self.prepared: PreparedCheckpoint | None = None
@@ -175,7 +118,7 @@ class Compactor:
         advice = await self._call_before_hooks(going, "summary")
         if advice.deny:
             return None
-        prepared = await self._write_summary(drafts, replace(going, advice=advice), show=ignore)
+        prepared = await self._writer.prepare(self.model, drafts, replace(going, advice=advice), show=ignore)
         return None if prepared.summary.method == "fallback" else prepared
 
     async def _use(self, prepared: PreparedCheckpoint) -> bool:
@@ -189,7 +132,7 @@ class Compactor:
             return False
         compaction_id = _new_compaction_id()
         going = self._early_pass()
-        fitting = await self._fit(compaction_id, prepared, going)
+        fitting = await self._writer.fit(compaction_id, prepared, going)
         if fitting is None:
             return False
         store = partial(self._store_checkpoint, *fitting, prepared.summary, going.measured)
@@ -199,10 +142,10 @@ class Compactor:
         await self.gauge.context_window.on_compaction(self.model.info)
         return True
 
-    def _early_pass(self) -> _Pass:
+    def _early_pass(self) -> Pass:
         measured = self.gauge.measured()
         limits = self.gauge.limits(measured.fixed)
-        return _Pass(reason="early", wish=CompactionWish(), measured=measured, limits=limits)
+        return Pass(reason="early", wish=CompactionWish(), measured=measured, limits=limits)
 
     async def overflowed(self, error: ContextOverflow) -> None:
         """Learn from a request that was refused as too long, and shorten the request.
@@ -253,8 +196,8 @@ class Compactor:
         """
         wish = wish or CompactionWish()
         measured = self.gauge.measured()
-        limits = self._limits(measured.fixed, window, wish)
-        going = _Pass(reason=reason, wish=wish, measured=measured, limits=limits)
+        limits = self._writer.limits(measured.fixed, window, wish)
+        going = Pass(reason=reason, wish=wish, measured=measured, limits=limits)
         decision = plan(self._branch.projection, limits, measured, reason)
         if isinstance(decision, Noop):
             why = wish.why_not(measured) if decision.is_too_short else ""
@@ -272,18 +215,15 @@ class Compactor:
             await self._finish(result.entry, reason)
         return result
 
-    def _limits(self, fixed: int, window: int | None, wish: CompactionWish) -> Limits:
-        return wish.applied_to(self.gauge.limits(fixed, window=window), self._settings)
-
     async def _finish(self, entry: Entry, reason: Reason) -> None:
         """Tell the client and the hooks about a stored compaction."""
         await self.gauge.tell()
         await self._call_after_hooks(entry, reason)
 
-    async def _call_before_hooks(self, going: _Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
-        if self._helpers.hooks is None:
+    async def _call_before_hooks(self, going: Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
+        if self._hooks is None:
             return CompactionAdvice()
-        return await self._helpers.hooks.before_compact(
+        return await self._hooks.before_compact(
             {
                 "kind": kind,
                 "reason": going.reason,
@@ -291,14 +231,14 @@ class Compactor:
                 "tokens": going.measured.used,
                 "threshold": going.limits.threshold,
                 "window": going.limits.window,
-                "previous_summary": self._previous_summary(),
+                "previous_summary": self._writer.previous_summary(),
             }
         )
 
     async def _call_after_hooks(self, entry: Entry, reason: Reason) -> None:
         body = entry.body
         assert isinstance(body, (Mask, Checkpoint))
-        if self._helpers.hooks is None:
+        if self._hooks is None:
             return
         facts: dict[str, object] = {
             "kind": "summary" if isinstance(body, Checkpoint) else "mask",
@@ -310,14 +250,14 @@ class Compactor:
         if isinstance(body, Checkpoint):
             files = list(body.files_modified)
             facts |= {"summary": body.summary, "method": body.method, "files_modified": files}
-        await self._helpers.hooks.after_compact(facts)
+        await self._hooks.after_compact(facts)
 
     async def _mask(self, body: Mask, measured: Measure) -> CompactionResult:
         (entry,) = await self._store([NewEntry(body=body)], measured)
         words = f"Hid old tool outputs from the model: {_tokens_saved(body)}. The model can recall them."
         return CompactionResult(outcome="masked", words=words, entry=entry)
 
-    async def _summarise(self, drafts: Sequence[CheckpointDraft], going: _Pass) -> CompactionResult:
+    async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
         """Write and store a checkpoint, and tell the client about it."""
         compaction_id = _new_compaction_id()
         work = partial(self._write_checkpoint, compaction_id, drafts, going)
@@ -349,15 +289,15 @@ class Compactor:
                 await self._branch.publish(replace(event, status=status, detail=detail))
 
     async def _write_checkpoint(
-        self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: _Pass
+        self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
         """Write a summary and store a checkpoint with it, if that makes the request small enough."""
 
         async def show(text: str) -> None:
             await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
 
-        prepared = await self._write_summary(drafts, going, show=show)
-        fitting = await self._fit(compaction_id, prepared, going)
+        prepared = await self._writer.prepare(self.model, drafts, going, show=show)
+        fitting = await self._writer.fit(compaction_id, prepared, going)
         if fitting is not None:
             return await self._store_checkpoint(*fitting, prepared.summary, going.measured)
         if going.reason == "command":
@@ -366,86 +306,6 @@ class Compactor:
             return CompactionResult(outcome="noop", words=words)
         self._passes.append(self._branch.entries[-1].id)
         return _too_small(self.model.info.name, going.limits, going.measured)
-
-    async def _write_summary(
-        self, drafts: Sequence[CheckpointDraft], going: _Pass, *, show: Callable[[str], Awaitable[None]]
-    ) -> PreparedCheckpoint:
-        projection, context, leaf = self._branch.projection, self._branch.context(), self._branch.entries[-1].id
-        return PreparedCheckpoint(
-            summary=await self._summary(context, drafts[0], going, show),
-            drafts=drafts,
-            projection=projection,
-            context=context,
-            leaf=leaf,
-            endpoint=self.model.info.endpoint,
-        )
-
-    async def _fit(
-        self, compaction_id: str, prepared: PreparedCheckpoint, going: _Pass
-    ) -> tuple[Checkpoint, Prompt | None] | None:
-        """Find the first draft that makes the next request small enough, and smaller than it would be without a
-        compaction. Return the checkpoint made from this draft, and its prompt entry. Return None if no draft is good
-        enough. To measure a draft, render the request that would result from it."""
-        context, drafts, measured = prepared.context, prepared.drafts, going.measured
-        prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
-        # the summary does not cover entries that arrived after it was begun
-        newer = next((entry.id for entry in self._branch.projection.entries_after(prepared.leaf)), None)
-        for draft in drafts:
-            text = prepared.summary.text
-            if draft is not drafts[0]:  # the summary lacks the messages that only this draft removes
-                more = context.messages[drafts[0].start : draft.start]
-                text = notes(text, more, int(draft.summary_tokens / measured.scale))
-            body = replace(
-                draft.body,
-                compaction_id=compaction_id,
-                summary=text,
-                first_kept=newer if draft.body.first_kept is None else draft.body.first_kept,
-                mode=self._branch.row.mode,
-                method=prepared.summary.method,
-                model_calls=prepared.summary.model_calls,
-                focus=going.wish.focus,
-                tokens_before=measured.used,
-            )
-            bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
-            after = with_bodies(self._branch.entries, *bodies)
-            tokens = round(after.estimate * measured.scale)
-            limits = self._limits(round(after.fixed_estimate * measured.scale), going.limits.window, going.wish)
-            if tokens < measured.used and fits(tokens, draft, limits, len(context.messages)):
-                return await self._show_files(replace(body, tokens_after=tokens), prompt, limits, measured), prompt
-        return None
-
-    async def _show_files(
-        self, body: Checkpoint, prompt: Prompt | None, limits: Limits, measured: Measure
-    ) -> Checkpoint:
-        """Add the files in use to a checkpoint, as far as they fit. A file is left out if the model still sees its text
-        in a tool output."""
-        read_file, entries = self._helpers.read_file, self._branch.entries
-        most = min(body.tokens_after + limits.files, limits.files_ceiling, measured.used - 1)
-        left = most - body.tokens_after
-        if read_file is None or limits.is_tiny or left < _MIN_FILE:
-            return body
-        others: tuple[Body, ...] = () if prompt is None else (prompt,)
-        outputs = [each.text for each in with_bodies(entries, *others, body).messages if isinstance(each, ToolMessage)]
-        shown: list[ShownFile] = []
-        with anyio.move_on_after(_READ_S):
-            for used in files_in_use(self._branch.projection.checkpoint_body, entries)[:_MAX_FILES]:
-                text = await read_file(used.path)
-                if text is None or any(text in output for output in outputs):
-                    continue
-                file = ShownFile(path=used.path, text=text)
-                cost = math.ceil((FRAME_TOKENS + estimate_text(file_text(file))) * measured.scale)
-                if cost <= left:
-                    shown.append(file)
-                    left -= cost
-                if left < _MIN_FILE:
-                    break
-        while shown:  # the parts' estimates may not add up exactly to the estimate of the whole
-            longer = replace(body, files_shown=tuple(shown))
-            tokens = round(with_bodies(entries, *others, longer).estimate * measured.scale)
-            if tokens <= most:
-                return replace(longer, tokens_after=tokens)
-            shown.pop()
-        return body
 
     async def _store_checkpoint(
         self, body: Checkpoint, prompt: Prompt | None, summary: Summary, measured: Measure
@@ -456,34 +316,6 @@ class Compactor:
         how = "notes taken without the model" if body.method == "fallback" else "a summary"
         words = f"Compacted to {how}: {_tokens_saved(body)}. Nothing is deleted; the model can recall everything."
         return CompactionResult(outcome="compacted", words=words, entry=stored[-1])
-
-    async def _summary(
-        self, context: Context, draft: CheckpointDraft, going: _Pass, show: Callable[[str], Awaitable[None]]
-    ) -> Summary:
-        """Return a hook's summary if it fits. Otherwise ask the model for one."""
-        job = SummaryJob(
-            tools=context.tools,
-            messages=context.messages[: draft.start],
-            estimate=context.tools_estimate + sum(context.estimates[: draft.start]),
-            previous=self._previous_summary(),
-            limits=replace(going.limits, summary=draft.summary_tokens),
-            scale=going.measured.scale,
-            deadline_s=self._helpers.deadline_s,
-            stream=partial(summary_stream, self._branch),
-            instruction=self._settings.instruction,
-            focus=going.wish.focus,
-            context=going.advice.context,
-            cache_key=self._branch.row.id,
-            thought_level=self._branch.thought_level,
-            show=show,
-        )
-        text = going.advice.summary.strip()
-        size = estimate_text(text)
-        if text and size <= job.budget:
-            return Summary(text=text, method="hook")
-        if text:
-            logger.warning("Ignored a hook's summary of %d tokens; the limit is %d", size, job.budget)
-        return await summarise(job, self.model, compact_model=self._helpers.compact_model)
 
     async def _store(self, entries: list[NewEntry], measured: Measure) -> tuple[Entry, ...]:
         calibration = recalibrated(self._branch.row.calibration, measured)
@@ -511,10 +343,6 @@ class Compactor:
             f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before the "
             "compaction."
         )
-
-    def _previous_summary(self) -> str:
-        checkpoint = self._branch.projection.checkpoint_body
-        return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
         """Return whether compaction has failed to help. This is true if there was no answer since the first of the last

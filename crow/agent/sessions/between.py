@@ -10,7 +10,8 @@ import anyio
 import anyio.abc
 
 from crow.agent.background import BackgroundTask
-from crow.agent.compaction.compactor import Compactor, PreparedCheckpoint
+from crow.agent.compaction.compactor import Compactor
+from crow.agent.compaction.writer import PreparedCheckpoint
 from crow.agent.history.titles import untitled_prompt, write_title
 from crow.agent.sessions.conversation import Conversation
 from crow.agent.turns.cost import Budget

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from crow.agent.compaction.budget import gauge_on
-from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.window import ContextWindow
+from crow.agent.compaction.writer import Helpers
 from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.permissions.judge import Permissions

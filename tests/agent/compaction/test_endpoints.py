@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from benchmarks.endpoints import ENDPOINTS, Simulation
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
-from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
+from crow.agent.compaction.writer import Helpers
 from crow.agent.history.branch import Branch
 from crow.agent.permissions.judge import Permissions
 from crow.agent.turns.prompt import Briefing
