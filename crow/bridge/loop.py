@@ -354,7 +354,7 @@ class Bridge:
         elif opcode == CLOSE:
             code, reason = close_reason(payload)
             words = f" ({code}{': ' + _printable(reason) if reason else ''})"
-            # The server gives up waiting for `initialize` in the moment in which the editor sends it.
+            # The server may give up waiting for `initialize` at the moment when the editor sends it.
             is_late = code == POLICY and self._journal is None and self._connections == 1
             self._wire.send(CLOSE, close_payload(NORMAL if code == NO_STATUS else code))
             self._flush()

@@ -52,10 +52,15 @@ class Screen:
         self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         """Without `is_animated`, no spinner is shown. A spinner also needs stderr to be a capable terminal."""
         self._is_spinning = False
+        """Whether the spinner is on the screen now."""
         self._has_below = False
+        """Whether lines below it are on the screen, too."""
         self._is_paused = False
+        """Whether the spinner must not be drawn; see `paused`."""
         self._step = self._pause_steps = 0
+        """The steps of the spinner since the beginning, and since the last rendered text."""
         self._at_line_start = True
+        """Whether the cursor of the answer is at the start of a line."""
         self._newlines = 2
         """The newlines at the end of the messages so far, counted up to 2."""
 

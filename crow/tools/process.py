@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
 _KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 _POLL_S = 0.01
+"""The time between two looks at processes of which no event tells."""
 _EXEC_READS = 5
 """How many times in a row crow reads the environment of a process that is in the middle of an `exec`."""
 
@@ -43,6 +44,7 @@ _EXEC_POLLS = 50
 which command the orphan belongs to."""
 
 _DRAIN_S = 0.2
+"""How long crow waits for the rest of the output of a child that has ended."""
 _KEY_CHARS = 8
 """Crow does not search texts for keys with fewer characters, because any text may contain a short key by chance."""
 
@@ -200,12 +202,17 @@ class Process(asyncio.SubprocessProtocol):
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
         self.pid = 0
+        """Also the id of the process group."""
         self.exited = anyio.Event()
+        """Set when the child has ended. Its output may still be incomplete."""
         self.output_ended = anyio.Event()
+        """Set when no process holds the pipe of standard output open any more."""
         self._errors_ended = anyio.Event()
+        """The same for standard error, if it has a pipe of its own."""
         self._on_output = on_output
         self._on_errors = on_errors
         self._mark = f"{os.getpid()}-{secrets.token_hex(6)}"
+        """In the environment of all processes that the child starts."""
         if on_errors is None:
             self._errors_ended.set()
 

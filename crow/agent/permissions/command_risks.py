@@ -27,6 +27,7 @@ class _Risks(NamedTuple):
     pattern: str = ""
     """A word that matches this pattern is risky too."""
     harmless: str = ""
+    """Options that are not risky although they look like a shortened or combined risky one."""
 
 
 _ALWAYS = _Risks(pattern=r"")

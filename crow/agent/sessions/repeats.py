@@ -1,4 +1,9 @@
-"""The answers to prompts that a client repeats."""
+"""The answers to prompts that a client repeats, for example after it has lost its connection.
+
+A repeated prompt has the name of an earlier one, and never runs. It gets the outcome of the first: from the queue of
+this process, as long as the first is there, or else from the store, because another process runs it or its turn is
+over.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,8 @@ other."""
 async def answer_of_first(
     conversation: Conversation, queue: Sequence[PendingPrompt], prompt: PendingPrompt
 ) -> StopReason:
-    """Wait for the outcome of the prompt in `queue` that this one repeats.
+    """Wait for the outcome of the prompt in `queue` that this one repeats. If that one turns out to repeat a stored
+    prompt itself, wait for the outcome of the stored one.
 
     :raises ~crow.domain.errors.CrowError: that prompt failed.
     """
@@ -54,7 +60,7 @@ async def stored_outcome(
         while known.end is None:
             if known.is_own and not queue:  # it was cancelled when the session was closed
                 return _cancelled(prompt)
-            await _change(conversation, queue)
+            await _until_changed(conversation, queue)
             known = await _stored(conversation, prompt)
         if conversation.follower is not None and known.end_entry is not None:
             await conversation.follower.reached(known.end_entry)
@@ -65,7 +71,7 @@ async def stored_outcome(
     return _cancelled(prompt)
 
 
-async def _change(conversation: Conversation, queue: Sequence[PendingPrompt]) -> None:
+async def _until_changed(conversation: Conversation, queue: Sequence[PendingPrompt]) -> None:
     """Wait until something may have happened in the session, but only for a limited time if another process works on
     it."""
     if conversation.follower is not None:
@@ -78,6 +84,7 @@ async def _change(conversation: Conversation, queue: Sequence[PendingPrompt]) ->
 
 
 async def _stored(conversation: Conversation, prompt: PendingPrompt) -> NamedPrompt:
+    """Read the stored prompt. :raises ~crow.domain.errors.TurnError: it could never be stored."""
     assert prompt.name is not None
     known = await conversation.adapters.store.named_prompt(conversation.id, prompt.name)
     if known is None:
@@ -92,7 +99,7 @@ def _cancelled(prompt: PendingPrompt) -> StopReason:
 
 
 def _outcome(prompt: PendingPrompt, known: NamedPrompt) -> StopReason:
-    """:raises TurnError: the turn failed, or was interrupted."""
+    """Return how the turn of the stored prompt ended. :raises TurnError: the turn failed, or was interrupted."""
     assert known.end is not None
     prompt.usage = known.usage
     match known.end.stop:

@@ -262,8 +262,8 @@ def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:
-    """Return whether the block is a call of a tool that the server runs itself. Beside calls that crow runs, it may
-    have no result: the server runs it when it gets their results."""
+    """Return whether the block is a call of a tool that the server runs itself. If the same answer has calls that crow
+    runs, the server runs its own only when it gets their results. Until then, the block has no result."""
     return str(block["type"]).endswith("_tool_use")
 
 

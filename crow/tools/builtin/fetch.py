@@ -28,8 +28,11 @@ from crow.tools.web import MAX_BYTES, Document, get
 
 _TEXT_TYPES = frozenset(f"application/{kind}" for kind in ("json", "xml", "javascript", "x-ndjson", "toml"))
 _SMALL_BYTES = 65_536
+"""A larger document is converted in a process of its own."""
 CONVERT_S = 30.0
+"""The time limit of that process."""
 _HEADER_CHARS = 100
+"""That process gets at most this much of the media type and the charset, which the server names."""
 
 
 async def _plan_fetch(_context: ToolContext, args: Arguments) -> PlannedCall:

@@ -189,7 +189,7 @@ def _stage(
 
 
 def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
-    """Move the files of a change set into the workspace. `layer` is given if its commands still run.
+    """Move the files of a change set into the workspace. If commands still run in its layer, `layer` is that layer.
 
     :raises Conflict: a file has changed since. Nothing has changed then.
     :raises OSError: a file cannot be moved. Nothing has changed then.

@@ -240,7 +240,7 @@ def remove_bases(bases: Mapping[str, str], directory: Path) -> None:
 
 @contextmanager
 def _same_time(directory: str) -> Iterator[None]:
-    """Give a directory the time afterwards that it had before."""
+    """Set the times of a directory back after the block, so that the change in it leaves no trace there."""
     status = os.stat(directory)
     yield
     os.utime(directory, ns=(status.st_atime_ns, status.st_mtime_ns))
