@@ -19,7 +19,6 @@ from crow.domain.entries import (
     ModelRequest,
     NewEntry,
     Note,
-    PlanItem,
     PromptName,
     ToolResult,
     TurnEnd,
@@ -132,11 +131,6 @@ class Branch:
     def context(self) -> Context:
         """Return the context that the model would get now."""
         return self.projection.context()
-
-    @property
-    def plan(self) -> tuple[PlanItem, ...]:
-        """The newest plan."""
-        return self.projection.plan
 
     @property
     def thought_level(self) -> ThoughtLevel | None:

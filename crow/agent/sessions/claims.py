@@ -43,7 +43,7 @@ class Claims:
         branch, follower = self._conversation.branch, self._conversation.follower
         while True:
             with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
-                plan, row = branch.plan, branch.row
+                plan, row = branch.projection.plan, branch.row
                 try:
                     await branch.settle()
                     if not branch.row.model and (name := self._conversation.adapters.default_model()):

@@ -93,7 +93,7 @@ class Conversation:
         in words for the user, which of them were restored, or an empty string.
         """
         branch = self.branch
-        plan, options = branch.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
+        plan, options = branch.projection.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
         await branch.move(to, reason)
         restored = await adopt_options(branch, options, self.adapters.models, keep=reason not in _RESTORING_MOVES)
         await self.publish_place(plan)
@@ -106,8 +106,8 @@ class Conversation:
 
     async def publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
         """Send the plan if it differs from `known_plan`. Then tell the client how full the context is."""
-        if self.branch.plan != known_plan:
-            await self.branch.publish(PlanChanged(plan=self.branch.plan))
+        if self.branch.projection.plan != known_plan:
+            await self.branch.publish(PlanChanged(plan=self.branch.projection.plan))
         try:
             measured = await self.measured()
         except CrowError as error:

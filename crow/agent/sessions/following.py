@@ -151,7 +151,7 @@ class Follower:
 
     async def _take(self, news: News) -> None:
         session, branch = self._session, self._session.branch
-        plan = branch.plan
+        plan = branch.projection.plan
         foreign = await branch.follow(news)
         claimed_to = branch.claimed_to
         self._held += foreign
@@ -167,8 +167,8 @@ class Follower:
                 await branch.publish(item)
         for event in branch.told.missing(branch.row):  # any method of the branch may have read the row
             await branch.publish(event)
-        if is_foreign and branch.plan != plan:
-            await branch.publish(PlanChanged(plan=branch.plan))
+        if is_foreign and branch.projection.plan != plan:
+            await branch.publish(PlanChanged(plan=branch.projection.plan))
         if is_foreign and not self._held and not news.is_elsewhere:
             with suppress(CrowError):
                 await branch.publish(await session.conversation.measured())

@@ -288,4 +288,4 @@ class _CurrentPlan:
         self._branch = branch
 
     def current(self) -> tuple[PlanItem, ...]:
-        return self._branch.plan
+        return self._branch.projection.plan
