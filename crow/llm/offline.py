@@ -34,14 +34,14 @@ _LINE_CHARS = 160
 _MAX_COUNT = 1_000_000
 _WORD_LIMIT = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
 PIECE_DELAY_S = 0.005
-"""The pause after each word."""
+"""The pause after each word, in seconds."""
 _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word (:data:`PIECE_DELAY_S`),
-    and `slow_delay_s`
-    the pause after each number when the model counts. A pause of 0 takes no time, but lets other tasks run."""
+    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, by default
+    :data:`PIECE_DELAY_S`, and `slow_delay_s` the pause after each number when the model counts. A pause of 0 takes no
+    time, but lets other tasks run."""
 
     def __init__(
         self,
