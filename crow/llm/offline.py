@@ -33,18 +33,21 @@ _SHOWN_CHARS = 800
 _LINE_CHARS = 160
 _MAX_COUNT = 1_000_000
 _WORD_LIMIT = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
+PIECE_DELAY_S = 0.005
+"""The pause after each word, in seconds."""
 _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, and `slow_delay_s`
-    the pause after each number when the model counts. A pause of 0 takes no time, but lets other tasks run."""
+    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, by default
+    :data:`PIECE_DELAY_S`, and `slow_delay_s` the pause after each number when the model counts. A pause of 0 takes no
+    time, but lets other tasks run."""
 
     def __init__(
         self,
         *,
         context_window: int | None = None,
-        piece_delay_s: float = 0.005,
+        piece_delay_s: float | None = None,
         slow_delay_s: float = 0.05,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
@@ -55,7 +58,7 @@ class OfflineModel:
             context_window=context_window or 32_768,
             is_window_configured=context_window is not None,
         )
-        self._piece_delay_s = piece_delay_s
+        self._piece_delay_s = PIECE_DELAY_S if piece_delay_s is None else piece_delay_s
         self._slow_delay_s = slow_delay_s
         self._sleep = sleep
 

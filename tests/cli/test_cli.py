@@ -211,7 +211,7 @@ def test_a_closed_pipe_is_not_reported() -> None:
 
 def test_a_broken_installation_gives_one_sentence_and_a_traceback_in_the_log(home: Path) -> None:
     script = "import sys\nsys.modules['crow.app'] = None\nfrom crow.cli import main\nsys.exit(main(['acp']))"
-    done = subprocess.run([sys.executable, "-c", script], input=INITIALIZE, capture_output=True, timeout=120)
+    done = subprocess.run(command(script), input=INITIALIZE, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, b"")
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("crow: internal error: ModuleNotFoundError: ")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from crow.log import log_as_json, mask_in_log, start_logging
 from crow.serve.listen import is_known_host, is_known_origin
 from crow.serve.metrics import Histogram, MetricFamily, Metrics, gauge, metered
 from crow.store.sqlite.store import SqliteStore
+from tests.support.fork_server import run_script
 from tests.support.server import ServerProcess, server_environment
 
 SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="([^"\\\n]|\\[\\n"])*"(,[a-z]+="([^"\\\n]|\\[\\n"])*")*\})? [0-9.e+-]+')
@@ -196,18 +195,21 @@ def test_a_family_without_samples_is_still_explained() -> None:
     ]
 
 
+WITHOUT_WEBSOCKETS = """
+import sys
+for name in list(sys.modules):
+    if name.startswith(("crow.serve", "websockets")):
+        del sys.modules[name]
+sys.modules["websockets"] = None
+from crow.cli import main
+sys.exit(main(["serve"]))
+"""
+
+
 def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['websockets'] = None; from crow.cli import main; sys.exit(main(['serve']))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        env=server_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_script(WITHOUT_WEBSOCKETS, env=server_environment(tmp_path), check=False)
     assert done.returncode == 2
-    assert done.stderr == (
+    assert done.stderr.decode() == (
         "crow: crow serve needs the package websockets, which is not installed. In a clone of crow, run: "
         "pipx install --force '.[serve]'\n"
     )

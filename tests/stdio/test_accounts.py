@@ -12,6 +12,7 @@ import pytest
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess
+from tests.support.amounts import IS_SOAK
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 from tests.support.fork_server import command
 from tests.support.ledger import Driver, settings_for, stats_of
@@ -26,7 +27,7 @@ async def test_every_request_is_counted_once_as_the_endpoint_reports_it(
     async with crow(endpoint=endpoint, env={"CROW_MODEL": "alpha"}) as agent:
         await agent.initialize()
         driver = Driver(agent, endpoint, home, place, seed=5)
-        await driver.run(26)
+        await driver.run(26 if IS_SOAK else 16)
         for mark in ("s0", "s1", "s2"):
             await driver.check_command(mark)
     driver.check_sums(await stats_of({**os.environ, "CROW_HOME": str(home)}))

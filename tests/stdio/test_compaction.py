@@ -11,7 +11,7 @@ from typing import Any
 import anyio.lowlevel
 import pytest
 
-from tests.stdio.conftest import ROOT, StartCrow
+from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
@@ -156,8 +156,8 @@ async def test_hooks_take_part_and_failing_ones_are_reported(
 ) -> None:
     configure(home)
     script(endpoint)
-    path = f"{ROOT}:{installed(tmp_path / 'packages')}"
-    async with crow(endpoint=endpoint, env={"PYTHONPATH": path}) as agent:
+    before = f"import sys; sys.path.append({str(installed(tmp_path / 'packages'))!r})"
+    async with crow(endpoint=endpoint, before=before) as agent:
         await agent.initialize(session={"compaction": {}, "notices": {}})
         session = await agent.new_session(place)
         for _ in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -120,8 +120,8 @@ async def test_an_unknown_kind_of_replay_is_refused_and_nothing_is_opened(
         assert refused.value.code == -32002
 
 
-async def stuck_load(home: Path, place: Path) -> tuple[Agent, int]:
-    """An agent whose replay of `s1` waits for a client that does not read."""
+async def stuck_load(home: Path, place: Path) -> tuple[Agent, BinaryIO, int]:
+    """An agent whose replay of `s1` waits for a client that does not read, its output, and the id of the request."""
     store = await SqliteStore.open(home / "crow.db")
     await store.create_session(new_session(cwd=str(place)))
     await store.create_session(new_session("s2", cwd=str(place)))
@@ -136,24 +136,25 @@ async def stuck_load(home: Path, place: Path) -> tuple[Agent, int]:
     agent.initialize()
     request = agent.send_request("session/load", {"sessionId": "s1", "cwd": str(place), "mcpServers": []})
     assert agent.process.stdout is not None
-    assert b"session/update" in agent.process.stdout.readline()  # the rest does not fit into the pipe
-    return agent, request
+    output = os.fdopen(os.dup(agent.process.stdout.fileno()), "rb")  # with a buffer
+    assert b"session/update" in output.readline()  # the rest does not fit into pipe and buffer
+    return agent, output, request
 
 
 @pytest.mark.parametrize("method", ["session/close", "session/delete"])
 async def test_closing_a_session_ends_its_load(home: Path, place: Path, method: str) -> None:
-    agent, loading = await stuck_load(home, place)
+    agent, output, loading = await stuck_load(home, place)
     try:
         closing = agent.send_request(method, {"sessionId": "s1"})
         other = agent.send_request("session/load", {"sessionId": "s2", "cwd": str(place), "mcpServers": []})
         answers: dict[int, dict[str, Any]] = {}
-        assert agent.process.stdout is not None
         while not {loading, closing, other} <= answers.keys():
-            message = json.loads(agent.process.stdout.readline())
+            message = json.loads(output.readline())
             if "id" in message:
                 answers[message["id"]] = message
         assert answers[loading]["error"]["code"] == -32800
         assert answers[closing]["result"] == {}
         assert "result" in answers[other]
     finally:
+        output.close()
         agent.close()

@@ -15,6 +15,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import FRESH, ROOT
 from tests.store.scenes import converse, new_session
 from tests.support import fake_endpoint as fake
+from tests.support import fork_server
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 
 PIECES = [f"[{number}]".ljust(4_000, "x") for number in range(400)]
@@ -113,7 +114,7 @@ async def test_a_load_interrupted_by_eof_leaves_whole_lines_and_an_answer(home: 
     await store.create_session(new_session(cwd=str(place)))
     await converse(store, "s1", *(f"{number} " + "x" * 300_000 for number in range(10)))
     await store.close()
-    agent = start(home, place, command=[sys.executable, "-c", ENDS_AT_ONCE])
+    agent = start(home, place, command=fork_server.command(ENDS_AT_ONCE))
     try:
         agent.initialize()
         request_id = agent.send_request("session/load", {"sessionId": "s1", "cwd": str(place), "mcpServers": []})

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.stdio.conftest import FRESH, ROOT, StartCrow
+from tests.stdio.conftest import ROOT, StartCrow
 from tests.support.acp_client import Call, CrowProcess, RpcError, allow_once
 from tests.support.fork_server import command
 
@@ -372,7 +372,7 @@ def test_files_work_in_place_of_pipes(home: Path, place: Path, tmp_path: Path) -
 
 
 async def test_an_editor_that_vanishes_leaves_nothing_running(crow: StartCrow, place: Path) -> None:
-    async with crow(argv=FRESH) as agent:
+    async with crow(argv=[*command(), "acp"]) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.start_prompt(session, "run echo begun; sleep 600")  # it prints nothing more, so no write can fail

@@ -76,7 +76,11 @@ IMPORTED_LATER = (
     "rich.progress",
 )
 """What a running crow imports only when it needs it."""
-WAITS = {"crow.agent.history.titles": ("REST_S", 0.05), "crow.llm.stream": ("_FIRST_WAIT_S", 0.02)}
+WAITS = {
+    "crow.agent.history.titles": ("REST_S", 0.05),
+    "crow.llm.offline": ("PIECE_DELAY_S", 0.0),
+    "crow.llm.stream": ("_FIRST_WAIT_S", 0.02),
+}
 """Pauses of crow, as modules and their constants, and how long they are in forked processes, in seconds."""
 
 

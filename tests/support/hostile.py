@@ -13,7 +13,6 @@ import os
 import queue
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+
+from tests.support.fork_server import command
 
 __all__ = ["SECRET", "HostileClient", "HostileClientV2", "batches", "batches_v2"]
 
@@ -203,6 +204,14 @@ def batches_v2(cwd: Path, size: int) -> st.SearchStrategy[Batch]:
     return st.lists(lines(requests_v2(str(cwd))), min_size=size, max_size=size).map(Batch)
 
 
+PROGRAM = """
+import faulthandler, sys
+from crow.__main__ import main
+faulthandler.enable()  # so that a crash says where it was
+sys.exit(main())
+"""
+
+
 class HostileClient:
     """A process under attack. `send` raises AssertionError if a check fails."""
 
@@ -222,9 +231,8 @@ class HostileClient:
         self._opened: list[str] = []
         self._stderr = b""
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
-        environment["PYTHONFAULTHANDLER"] = "1"  # so that a crash says where it was
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "crow", *self.arguments],
+            [*command(PROGRAM), *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -80,7 +80,7 @@ class SentRequest:
 class Clock:
     """Counts the lines and the remaining time of a check. All connections of the check share one clock."""
 
-    def __init__(self, limits: TimeLimits, trace: Callable[[bytes], None], signalled: Callable[[], int]) -> None:
+    def __init__(self, limits: TimeLimits, trace: Callable[[bytes], None] | None, signalled: Callable[[], int]) -> None:
         self.limits = limits
         self.trace = trace
         self._signalled = signalled
@@ -274,9 +274,10 @@ class CheckClient:
             text = raw.decode(errors="replace")
         line = Recorded(line=number, at=at, sender=sender, message=message, text=text, raw=raw, purpose=purpose)
         self.connection.lines.append(line)
-        kept = {"line": text} if text is not None else {"message": message}
-        head = {"at": at, "from": sender, "connection": self.connection.name}
-        self._clock.trace(json.dumps(head | kept, ensure_ascii=False).encode(errors="replace") + b"\n")
+        if self._clock.trace is not None:
+            kept = {"line": text} if text is not None else {"message": message}
+            head = {"at": at, "from": sender, "connection": self.connection.name}
+            self._clock.trace(json.dumps(head | kept, ensure_ascii=False).encode(errors="replace") + b"\n")
         return number
 
     def _handle(self, message: dict[str, Any]) -> None:

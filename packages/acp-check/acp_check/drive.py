@@ -47,7 +47,7 @@ class Drive:
     limits: TimeLimits = field(default_factory=TimeLimits)
     server: dict[str, Any] | None = None
     """The MCP server for new sessions, or None for no server."""
-    trace: Callable[[bytes], None] = lambda _: None
+    trace: Callable[[bytes], None] | None = None
     """Gets each line of the recording."""
     report: Callable[[str], None] = lambda _: None
     """Gets the name of each part of the check, and messages for the user."""
