@@ -109,8 +109,8 @@ class LoginClient:
 
 
 class _PinnedTransport(httpx2.AsyncBaseTransport):
-    """Connects to one address and does not resolve the host again. TLS still checks the host's name. Plain HTTP needs no
-    certificates, which take 50 ms to read."""
+    """Connects to one address and does not resolve the host again. TLS still checks the host's name. Certificates are
+    read only for TLS: it takes 50 ms."""
 
     def __init__(self, address: str, *, is_tls: bool) -> None:
         self._address = address
