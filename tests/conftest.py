@@ -23,8 +23,8 @@ settings.load_profile("crow")
 
 _PR_SET_CHILD_SUBREAPER = 36
 
-# The tests, and processes that they start, may keep what they compile. Otherwise, each process would compile all of crow
-# again, and each worker would rewrite the assertions of all tests, which takes 20 s.
+# The tests, and processes that they start, may keep what they compile. Otherwise, each process would compile all of
+# crow again, and each worker would rewrite the assertions of all tests, which takes 20 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
