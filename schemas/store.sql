@@ -438,3 +438,5 @@ FROM (
     GROUP BY session, json_extract(body, '$.name')
 ) s
 JOIN entry_bodies newest ON newest.id = s.last_entry;
+
+INSERT INTO compression (entry, blob) VALUES (0, '');

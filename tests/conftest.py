@@ -23,8 +23,10 @@ settings.load_profile("crow")
 
 _PR_SET_CHILD_SUBREAPER = 36
 
-# Processes that tests start may keep what they compile. Otherwise, each of them would compile all of crow again.
+# The tests, and processes that they start, may keep what they compile. Otherwise, each process would compile all of
+# crow again, and each worker would rewrite the assertions of all tests, which takes 20 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts what runs in its background without SIGINT, and all processes of the tests would ignore it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -93,8 +93,11 @@ async def _get_once(url: str, *, allow_private: bool) -> Document:
     address = await checked_address(host, port, allow_private=allow_private)
     place = f"[{address}]" if ":" in address else address
     pinned = urlunsplit((parts.scheme, f"{place}:{port}", parts.path, parts.query, ""))
-    # in a thread, because it reads the system's certificates
-    client = await anyio.to_thread.run_sync(lambda: httpx2.AsyncClient(trust_env=False, timeout=_TIMEOUT_S))
+    is_tls = parts.scheme != "http"
+    # in a thread, because for TLS it reads the system's certificates
+    client = await anyio.to_thread.run_sync(
+        lambda: httpx2.AsyncClient(verify=is_tls, trust_env=False, timeout=_TIMEOUT_S)
+    )
     headers, extensions = {**_HEADERS, "Host": parts.netloc}, {} if is_address(host) else {"sni_hostname": host}
     async with (
         client,

@@ -63,10 +63,16 @@ httpx2.AsyncClient.send = send
 from crow.agent.turns import requests
 requests.THINKS_S = 600  # a slow machine has not sent the request yet when the import of mcp would begin
 from crow.cli import main
-sys.exit(main(["run", "hi"]))
+for home in sys.argv[1:]:
+    if (pid := os.fork()) == 0:
+        os.environ["CROW_HOME"] = home
+        sys.exit(main(["run", "hi"]))
+    os.waitpid(pid, 0)
 """
+"""Sends the first request of `crow run` with each of these homes, each in a process of its own."""
 
 WIRES = ("chat", "responses", "messages")
+PARSERS = tuple(f"crow.llm.{wire}." for wire in WIRES)
 INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
 
@@ -110,20 +116,23 @@ def test_initialize_is_answered_before_the_models_of_other_requests_are_built(st
     assert len(started.built) < 20
 
 
-@pytest.mark.parametrize("wire", ["auto", "chat", "responses", "messages"])
-def test_crow_run_asks_the_model_before_it_imports_other_sdks_and_wires(tmp_path: Path, wire: str) -> None:
-    (tmp_path / "config.toml").write_text(f'[model]\nwire = "{wire}"\n')
+def test_crow_run_asks_the_model_before_it_imports_other_sdks_and_wires(tmp_path: Path) -> None:
+    wires = ("auto", *WIRES)
+    for wire in wires:
+        (tmp_path / wire).mkdir()
+        (tmp_path / wire / "config.toml").write_text(f'[model]\nwire = "{wire}"\n')
     done = subprocess.run(
-        [sys.executable, "-c", AT_THE_REQUEST],
+        [sys.executable, "-c", AT_THE_REQUEST, *(str(tmp_path / wire) for wire in wires)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         cwd=Path(__file__).parents[2],
-        env={"CROW_HOME": str(tmp_path), "CROW_MODEL": "fake-model", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
+        env={"CROW_MODEL": "fake-model", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
     )
-    loaded = set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
-    assert "openai" in loaded
-    wires = {name.split(".")[2] for name in loaded if name.startswith(tuple(f"crow.llm.{each}." for each in WIRES))}
-    assert wires == {"chat" if wire == "auto" else wire}, "a wire that is not used is not imported"
-    assert {"acp", "mcp", "mcp_types", "jsonschema", "rich", "tomlkit", "prompt_toolkit"} & loaded == set()
+    loaded = [set(json.loads(line)) for line in done.stderr.splitlines() if line.startswith("[")]
+    used = [{name.split(".")[2] for name in each if name.startswith(PARSERS)} for each in loaded]
+    assert used == [{"chat"}, {"chat"}, {"responses"}, {"messages"}], "a wire that is not used is not imported"
+    for each in loaded:
+        assert "openai" in each
+        assert {"acp", "mcp", "mcp_types", "jsonschema", "rich", "tomlkit", "prompt_toolkit"} & each == set()

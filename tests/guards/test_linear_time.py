@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from crow.tools.builtin.matching import replace_text
 from crow.tools.workspace import DiskWorkspace
 from tests.llm.chat.test_chat_completions import ASK, ask, asking
 from tests.support import fake_endpoint as fake
+from tests.support import fork_server
 from tests.support.fake_endpoint import FakeEndpoint
 
 HANG_S = 300
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_hostile_text_takes_linear_time() -> None:
-    command = [sys.executable, "-c", "from tests.guards import test_linear_time; test_linear_time.run_cases()"]
+    command = fork_server.command("from tests.guards import test_linear_time; test_linear_time.run_cases()")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             output, _ = process.communicate(timeout=HANG_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,9 +91,17 @@ def findings(code: str, module: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("crow/**/*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_looks_up_programs_or_starts_them_unexpectedly(path: Path) -> None:
-    assert findings(path.read_text("utf-8"), str(path.relative_to(ROOT))) == []
+def may_start(code: str) -> bool:
+    """Return whether the text has all words of one of the names: parsing every module takes seconds."""
+    words = {"*", *re.findall(r"\w+", code)}
+    return any(words.issuperset(name.split(".")) for name in STARTING | FORBIDDEN)
+
+
+def test_no_module_looks_up_programs_or_starts_them_unexpectedly() -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted(ROOT.glob("crow/**/*.py"))}
+    assert len(texts) > 400
+    found = {name: findings(text, name) for name, text in texts.items() if may_start(text)}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_the_table_names_no_module_that_starts_nothing() -> None:
@@ -125,6 +134,7 @@ def test_the_table_names_no_module_that_starts_nothing() -> None:
     ],
 )
 def test_the_guard_finds_every_way_to_start_a_program(code: str) -> None:
+    assert may_start(code)
     assert findings(code, "crow/new.py")
 
 

@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
@@ -60,10 +61,15 @@ class Whole:
         page = self.page(number).decode("latin-1")
         tokens = set(TOKEN.findall(page))
         return {
-            entry.id
-            for entry in self.entries.values()
-            if token_of(entry) in tokens or any(name in page for name in encode(entry.body).blobs)
+            number
+            for number, (token, blobs) in self.marks.items()
+            if token in tokens or any(name in page for name in blobs)
         }
+
+    @cached_property
+    def marks(self) -> Mapping[int, tuple[str, tuple[str, ...]]]:
+        """The token of each entry, and the names of the blobs that hold some of it."""
+        return {entry.id: (token_of(entry), tuple(encode(entry.body).blobs)) for entry in self.entries.values()}
 
     def sessions_on(self, number: int) -> set[str]:
         """The sessions whose row is on this page."""

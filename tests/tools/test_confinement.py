@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ensurepip
 import json
 import os
 import shutil
@@ -21,7 +22,8 @@ import pytest
 
 from crow import programs
 from crow.programs import SYSTEM_PROGRAMS, Programs
-from crow.tools import CommandAccess, Ports
+from crow.tools import CommandAccess, Ports, jobs
+from crow.tools import workspace as workspace_on_disk
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
@@ -206,8 +208,9 @@ def test_packages_are_installed_from_the_network_with_a_private_cache() -> None:
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
             thread.start()
             url = f"http://127.0.0.1:{server.server_port}/"
+            (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")  # installing it takes seconds
             command = (
-                f"{sys.executable} -m venv .venv && .venv/bin/pip install -q --index-url "
+                f"{sys.executable} -m venv --without-pip .venv && .venv/bin/python {pip}/pip install -q --index-url "
                 f"{url} demo && .venv/bin/python -m demo && echo $PIP_CACHE_DIR"
             )
             reach = f"{sys.executable} -c 'import urllib.request as r; r.urlopen(\"{url}\")'"
@@ -414,9 +417,11 @@ UNTIL_GONE = "echo x >.envrc; mkdir .vscode; until ! [ -e .envrc ] && ! [ -e .vs
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
 def test_protected_files_go_while_the_command_that_created_them_still_runs(
-    sandbox: str, request: pytest.FixtureRequest
+    sandbox: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commands wait for the files to go, so they would never end."""
+    monkeypatch.setattr(jobs, "CHECK_S", 0.2)
+    monkeypatch.setattr(workspace_on_disk, "CHECK_S", 0.2)
     if sandbox == "landlock":
         request.getfixturevalue("no_bubblewrap")
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -30,27 +31,32 @@ from tests.store.damaged_files import (
     write,
 )
 from tests.store.scenes import history
+from tests.support import memory
 from tests.support.amounts import some
 from tests.support.fork_server import run_script
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return anyio.run(build_whole, tmp_path_factory.mktemp("whole") / "crow.db")
+def directory() -> Iterator[Path]:
+    with memory.new_directory() as path:
+        yield path
 
 
 @pytest.fixture(scope="module")
-def logged(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(directory: Path) -> Whole:
+    return anyio.run(build_whole, directory / "whole.db")
+
+
+@pytest.fixture(scope="module")
+def logged(whole: Whole, directory: Path) -> Whole:
     turns = [f"<{90_000 + turn}> in the log" for turn in range(6)]
-    return anyio.run(with_log, tmp_path_factory.mktemp("logged") / "crow.db", whole, *turns)
+    return anyio.run(with_log, directory / "logged.db", whole, *turns)
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    directory = tmp_path_factory.mktemp("other")
-
+def other(directory: Path) -> Whole:
     async def make() -> Whole:
-        return await with_log(directory / "log.db", await build_whole(directory / "crow.db", 4), "<95000> other")
+        return await with_log(directory / "log.db", await build_whole(directory / "other.db", 4), "<95000> other")
 
     return anyio.run(make)
 
@@ -200,9 +206,9 @@ async def test_a_cut_file_of_any_length_is_recovered(tmp_path: Path, large: Whol
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """A file with tables whose pages have three levels, so that a cut takes pages that lead to others."""
-    return anyio.run(build_whole, tmp_path_factory.mktemp("large") / "crow.db", 40)
+def large(directory: Path) -> Whole:
+    """A file in which each table and index of entries has several pages, so that a cut takes only some of them."""
+    return anyio.run(build_whole, directory / "large.db", 24)
 
 
 async def test_an_entry_whose_past_is_lost_starts_a_branch_that_says_so(tmp_path: Path, whole: Whole) -> None:

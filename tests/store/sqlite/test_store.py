@@ -21,8 +21,9 @@ from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
 from crow.domain.errors import LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text
 from crow.store.owner import Owner, open_stores
+from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import JournalMode
-from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, schema
+from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, migrate, schema
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 
@@ -399,7 +400,20 @@ def test_the_published_schema_is_the_one_that_the_migrations_make() -> None:
 
 def test_every_migration_file_is_listed_in_order() -> None:
     directory = PROJECT / "crow" / "store" / "sqlite" / "migrations"
-    assert tuple(sorted(path.name for path in directory.glob("*.sql"))) == FILES
+    assert tuple(sorted(path.name for path in directory.glob("*.sql"))) == (*FILES, "newest.sql")
+
+
+def test_a_new_database_is_the_one_that_the_migrations_make_step_by_step() -> None:
+    with closing(sqlite3.connect(":memory:")) as new, closing(sqlite3.connect(":memory:")) as old:
+        for connection in (new, old):
+            connection.isolation_level = None
+        migrate(new)
+        for version in range(1, VERSION + 1):
+            migrate(old, version)
+        assert list(new.iterdump()) == list(old.iterdump())
+        for value in ("application_id", "user_version"):
+            assert pragma(new, value) == pragma(old, value) != 0
+        assert pragma(new, "user_version") == VERSION
 
 
 async def test_entries_cannot_be_changed_and_follow_their_parent(sqlite_store: SqliteStore) -> None:

@@ -92,10 +92,10 @@ def make_tree(root: Path, rng: random.Random) -> None:
     (root / "link-out").symlink_to("/nowhere/at/all")
     (root / "src" / "binary").write_bytes(rng.randbytes(3_000))
     (root / "holes").touch()
-    os.truncate(root / "holes", 1 << 22)
+    os.truncate(root / "holes", 1 << 18)
     git(root, "init", "-q", "-b", "main", "--template=")
     with (root / ".git" / "config").open("a") as config:
-        config.write("[user]\n\temail = a@b\n\tname = a\n")
+        config.write("[user]\n\temail = a@b\n\tname = a\n[maintenance]\n\tauto = false\n")  # a process per commit
     git(root, "add", "-A")
     git(root, "commit", "-qm", "first")
     (root / "src" / "later.py").write_text("foo later\n")
@@ -121,7 +121,7 @@ def picture(top: str, *, has_links: bool = False) -> dict[str, list[str]]:
     for folder, folders, files in os.walk(top):
         for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
             status = os.lstat(path)
-            key = os.path.relpath(path, top).encode(errors="surrogateescape").decode("latin-1")
+            key = (path[len(top) + 1 :] or ".").encode(errors="surrogateescape").decode("latin-1")
             mode = status.st_mode
             times = "" if stat.S_ISLNK(mode) else str(status.st_mtime_ns)
             facts = [oct(mode), times, str(status.st_uid)]
