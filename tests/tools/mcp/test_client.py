@@ -277,6 +277,9 @@ async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: O
     async with open_box(*servers, start_timeout_s=3_600) as box:
         assert await box.run("good__echo", text="early") == Outcome(text="you said early")
         (pid,) = await pids_in(tmp_path / "pid")
+        with anyio.fail_after(60):  # the wait for the exit code of a server that ended must not expire
+            while [one.name for one in box.toolbox.servers() if one.state == "starting"] != ["mute"]:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
         skip_time(300)
         await box.toolbox.wait_ready(120)
         statuses = {status.name: (status.state, status.detail) for status in box.toolbox.servers()}
