@@ -43,8 +43,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """Like `tmp_path`, in memory if possible. Packages whose tests store much use it in place of `tmp_path`."""
+def tmp_path() -> Iterator[Path]:
+    """The fixture of this name, but in memory if possible, and removed at the end of the test. On a disk, the suite
+    waits for flushes and for the removal of small files."""
     with memory.new_directory() as path:
         yield path
 

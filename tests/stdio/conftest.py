@@ -40,11 +40,6 @@ class StartCrow(Protocol):
 
 
 @pytest.fixture
-def tmp_path(memory_path: Path) -> Path:
-    return memory_path
-
-
-@pytest.fixture
 def home(tmp_path: Path) -> Path:
     """`CROW_HOME`: this test's configuration, database and log."""
     return tmp_path / "home"

@@ -16,11 +16,6 @@ from crow.store.sqlite.store import SqliteStore
 from tests.support.postgres import new_database
 
 
-@pytest.fixture
-def tmp_path(memory_path: Path) -> Path:
-    return memory_path
-
-
 class Stores:
     """Opens any number of stores on one database; closes them at the end of the test."""
 

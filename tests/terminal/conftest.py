@@ -12,11 +12,6 @@ from tests.support.terminal import Shell
 
 
 @pytest.fixture
-def tmp_path(memory_path: Path) -> Path:
-    return memory_path
-
-
-@pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     with FakeEndpoint.in_thread() as endpoint:
         yield Shell(tmp_path, endpoint)

@@ -22,11 +22,6 @@ TASK = "task-1"
 
 
 @pytest.fixture
-def tmp_path(memory_path: Path) -> Path:
-    return memory_path
-
-
-@pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "data")
 
