@@ -129,6 +129,8 @@ class LoggedStore:
         """Those of the newest request that the branch has got."""
         self.endpoint = ""
         """That of the newest answer."""
+        self.sent = 0
+        """The id of the newest request that the turn has sent."""
         self._source, self._until, self._is_case = source, until, is_case
         self._key = ("", 0)
         self._turns_ahead = 0
@@ -176,10 +178,14 @@ class LoggedStore:
 
     def limits_now(self) -> LoggedLimits | None:
         """Return what decides about compactions now: what was recorded with the next request or, until an endpoint
-        refuses a request as too long, with the last one."""
-        before = takewhile(lambda entry: not is_request(entry), self.upcoming())
-        is_refused = any(_is_overflow(entry.body) for entry in before)
-        return self.limits if is_refused and self.limits is not None else self.limits_ahead() or self.limits
+        refuses a request as too long, with the last one. A compaction before that refusal names its own window, because
+        crow may have been started again since the last request."""
+        before = [entry.body for entry in takewhile(lambda entry: not is_request(entry), self.upcoming())]
+        if self.limits is None or not any(map(_is_overflow, before)):
+            return self.limits_ahead() or self.limits
+        following = next(body for body in before if isinstance(body, Checkpoint | Mask))
+        window = None if _is_overflow(following) else _tokens(following.window)
+        return replace(self.limits, window=window, cautious=window) if window is not None else self.limits
 
     def next_checkpoint(self) -> Checkpoint | None:
         """Return the next checkpoint, also that of the next turn."""
@@ -210,8 +216,6 @@ class LoggedStore:
 
         :raises Diverged: the log has something else.
         """
-        if changes is not None and "calibration" in changes:
-            self.row = replace(self.row, calibration=changes["calibration"])
         count, self._to_take = self._to_take, 0
         if count:
             return self._take(count)
@@ -228,16 +232,33 @@ class LoggedStore:
                     if self._is_compared(found.body):
                         break
                 logged = found if found and self._is_compared(found.body) else None
+                if isinstance(new.body, Checkpoint) and self._ends_unseen():
+                    self.has_parked = True
+                    self.diverge("")
                 if words := _difference(new.body, logged, are_sizes_known=self.decides):
                     self.diverge(words)
+        if changes is not None and "calibration" in changes:
+            self.row = replace(self.row, calibration=changes["calibration"])
         return self._take(count)
 
+    def _ends_unseen(self) -> bool:
+        """Return whether the log has the end of a turn next that was cancelled or killed, perhaps while crow compacted:
+        nothing of a compaction is stored before its summary is complete. A turn that had sent a request did not
+        compact. Everything else takes too little time to be stopped in it, and an error says what failed."""
+        for entry in self.upcoming():
+            if is_request(entry) and entry.id > self.sent:
+                return False
+            if self._is_compared(entry.body):
+                return isinstance(entry.body, TurnEnd) and entry.body.stop in ("cancelled", "interrupted")
+        return False
+
     def diverge(self, words: str) -> NoReturn:
-        """End the turn, because it does not do what the log says. The first reason counts.
+        """End the turn, because it does not do what the log says. The first reason counts. There are no words if the
+        log does not tell how the turn went on.
 
         :raises Diverged: always.
         """
-        self.difference = self.difference or words
+        self.difference = self.difference or ("" if self.has_parked else words)
         raise Diverged(self.difference)
 
     def _take(self, count: int) -> tuple[Entry, ...]:

@@ -195,6 +195,7 @@ class LoggedTurns:
         if is_early_end or is_compaction or isinstance(body, Reminder | ToolResult):
             store.diverge(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
         for entry in requests:
+            store.sent = entry.id
             self._on_request(entry, request)
         match body:
             case Assistant():
