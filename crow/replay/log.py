@@ -171,9 +171,10 @@ class LoggedStore:
         )
         return next((entry for entry in ahead if self._is_compared(entry.body)), None)
 
-    def limits_ahead(self) -> LoggedLimits | None:
-        """Return what was recorded with the next request of the turn."""
-        sent = next((sent for entry in self.upcoming() if is_request(entry) and (sent := sent_by(entry))), None)
+    def limits_ahead(self, *, after: int = 0) -> LoggedLimits | None:
+        """Return what was recorded with the next request of the turn, or with the next one after the entry `after`."""
+        requests = (entry for entry in self.upcoming() if is_request(entry) and entry.id > after)
+        sent = next((sent for entry in requests if (sent := sent_by(entry))), None)
         return LoggedLimits.read(sent.limits) if sent is not None else None
 
     def limits_now(self) -> LoggedLimits | None:
@@ -226,31 +227,30 @@ class LoggedStore:
         ahead = self.upcoming()
         for new in entries:
             if self._is_compared(new.body):
-                found = None
+                logged = None
                 for found in ahead:
                     count += 1
-                    if self._is_compared(found.body):
+                    if self._is_compared(found.body) or (is_request(found) and found.id > self.sent):
+                        logged = found
                         break
-                logged = found if found and self._is_compared(found.body) else None
-                if isinstance(new.body, Checkpoint) and self._ends_unseen():
-                    self.has_parked = True
-                    self.diverge("")
-                if words := _difference(new.body, logged, are_sizes_known=self.decides):
-                    self.diverge(words)
+                self._compare(new.body, logged)
         if changes is not None and "calibration" in changes:
             self.row = replace(self.row, calibration=changes["calibration"])
         return self._take(count)
 
-    def _ends_unseen(self) -> bool:
-        """Return whether the log has the end of a turn next that was cancelled or killed, perhaps while crow compacted:
-        nothing of a compaction is stored before its summary is complete. A turn that had sent a request did not
-        compact. Everything else takes too little time to be stopped in it, and an error says what failed."""
-        for entry in self.upcoming():
-            if is_request(entry) and entry.id > self.sent:
-                return False
-            if self._is_compared(entry.body):
-                return isinstance(entry.body, TurnEnd) and entry.body.stop in ("cancelled", "interrupted")
-        return False
+    def _compare(self, new: Body, logged: Entry | None) -> None:
+        """Compare what the turn stores with the next entry that it makes by itself, or with a request before that which
+        it has not sent.
+
+        :raises Diverged: they differ, or the log does not tell.
+        """
+        end = logged.body if logged is not None else None
+        if isinstance(new, Checkpoint) and isinstance(end, TurnEnd) and end.stop in ("cancelled", "interrupted"):
+            # perhaps during the compaction: nothing of it is stored before its summary is complete
+            self.has_parked = True
+            self.diverge("")
+        if words := _difference(new, logged, are_sizes_known=self.decides):
+            self.diverge(words)
 
     def diverge(self, words: str) -> NoReturn:
         """End the turn, because it does not do what the log says. The first reason counts. There are no words if the
@@ -397,6 +397,8 @@ def _kind(body: Body) -> str:
             return "a reminder"
         case Assistant():
             return "an answer"
+        case ModelRequest():
+            return "a request without an answer"
         case ToolResult(name=name):
             return f"the result of {shorten(name, 60)}"
         case TurnEnd(stop=stop):

@@ -220,13 +220,19 @@ class LoggedTurns:
         )
 
     def _overflow(self) -> ContextOverflow:
-        """Return the error of a request that was too long. What crow learned from it is in the next record."""
-        ahead, gauge = self._store.limits_ahead(), self._compactor.gauge if self._compactor is not None else None
-        if ahead is not None and gauge is not None:
-            measured = gauge.measured()
-            after = 2 * ahead.calibration - measured.scale if measured.is_reported else ahead.calibration
-            self.branch.row = self._store.row = replace(self._store.row, calibration=after)
+        """Return the error of a request that was too long. What crow learned from it is in the next record, changed by
+        the compaction if the endpoint's counts are believed."""
+        ahead = self._store.limits_ahead(after=self._store.sent)
+        if ahead is not None and self._compactor is not None:
+            gauge = self._compactor.gauge
+            learned, scale = ahead.calibration, gauge.measured().scale
+            self._set_calibration(learned)
+            if gauge.measured().is_reported:
+                self._set_calibration(2 * learned - scale)
         return ContextOverflow("The request was too long.")
+
+    def _set_calibration(self, calibration: float) -> None:
+        self.branch.row = self._store.row = replace(self._store.row, calibration=calibration)
 
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
         """Return an answer as it arrived. Remember what became of its calls."""
