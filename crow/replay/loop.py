@@ -315,6 +315,7 @@ class LoggedStream:
         body = entry.body if entry is not None else None
         self._usage = entry.usage if entry is not None else None
         self._sent = sent_by(entry) if entry is not None else None
+        self._is_logged = entry is not None
         self._failure, self._park = failure, park
         self.answer = Answer(text=text)
         if isinstance(body, Assistant):
@@ -345,8 +346,8 @@ class LoggedStream:
         return replace(self.answer, calls=(), finish="interrupted")
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return only the attempt that gave the answer. The others are entries of the log."""
-        return (Attempt(usage=self._usage, sent=self._sent),)
+        """Return only the attempt that gave an answer. The others, and summaries, are entries of the log."""
+        return (Attempt(usage=self._usage, sent=self._sent),) if self._is_logged else ()
 
 
 class _LoggedModel:
@@ -385,21 +386,13 @@ class _LoggedModel:
         else:
             yield await self._turns.answer_of(request)
 
-    def _summary(self, *, is_transcript: bool) -> _SummaryStream:
+    def _summary(self, *, is_transcript: bool) -> LoggedStream:
         """Return the summary of the next checkpoint if this kind of request gave it."""
         checkpoint = self._store.next_checkpoint()
         method = checkpoint.method if checkpoint is not None else "fallback"
         if checkpoint is None or method == "fallback" or (method == "serialised" and not is_transcript):
-            return _SummaryStream(None, ModelError("The log has no such summary."))
-        return _SummaryStream(None, text=checkpoint.summary)
-
-
-class _SummaryStream(LoggedStream):
-    """A request for a summary, which is an entry of the log anyway."""
-
-    def attempts(self) -> tuple[Attempt, ...]:
-        """Return nothing."""
-        return ()
+            return LoggedStream(None, ModelError("The log has no such summary."))
+        return LoggedStream(None, text=checkpoint.summary)
 
 
 class _LoggedToolbox:
