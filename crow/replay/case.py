@@ -21,7 +21,7 @@ from crow.domain.entries import Assistant, Attachment, Body, File, ModelRequest
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, SentRequest, ToolCall
 from crow.llm.sent import read_dialect, sent_request
-from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, logged_requests, request_of
+from crow.replay.requests import LoggedRequest, Rebuilder, logged_requests, request_of
 from crow.store import Store
 from crow.store.admin import Admin, ImportDefaults
 from crow.store.codec import encode
@@ -66,7 +66,8 @@ async def write_case(
             file.write(line)
     _write_lines(masked, _masked(exported, redact))
     sessions = await import_case(scratch[1], masked)
-    proved = deque([each.outcome == "identical" async for each in _replays(store, sessions, rebuilder)])
+    outcomes = [rebuilder.replay(each).outcome for one in sessions async for each in logged_requests(store, one)]
+    proved = deque(outcome == "identical" for outcome in outcomes)
     digests: dict[int, SentRequest] = {}
     for session in sessions:
         async for each in logged_requests(scratch[0], session):
@@ -84,13 +85,6 @@ async def with_subagents(store: Store, session_id: str) -> list[str]:
     for one in found:
         found += [row.id for row in await store.subagents(one) if row.id not in found]
     return found
-
-
-async def _replays(store: Store, sessions: Iterable[str], rebuilder: Rebuilder) -> AsyncIterator[ReplayedRequest]:
-    """Yield the requests of the sessions, built again."""
-    for session in sessions:
-        async for each in logged_requests(store, session):
-            yield rebuilder.replay(each)
 
 
 async def import_case(admin: Admin, path: Path) -> list[str]:

@@ -129,6 +129,8 @@ class LoggedStore:
         """Those of the newest request that the branch has got."""
         self.endpoint = ""
         """That of the newest answer."""
+        self.sent = 0
+        """The id of the newest request that the turn has sent."""
         self._source, self._until, self._is_case = source, until, is_case
         self._key = ("", 0)
         self._turns_ahead = 0
@@ -169,17 +171,22 @@ class LoggedStore:
         )
         return next((entry for entry in ahead if self._is_compared(entry.body)), None)
 
-    def limits_ahead(self) -> LoggedLimits | None:
-        """Return what was recorded with the next request of the turn."""
-        sent = next((sent for entry in self.upcoming() if is_request(entry) and (sent := sent_by(entry))), None)
+    def limits_ahead(self, *, after: int = 0) -> LoggedLimits | None:
+        """Return what was recorded with the next request of the turn, or with the next one after the entry `after`."""
+        requests = (entry for entry in self.upcoming() if is_request(entry) and entry.id > after)
+        sent = next((sent for entry in requests if (sent := sent_by(entry))), None)
         return LoggedLimits.read(sent.limits) if sent is not None else None
 
     def limits_now(self) -> LoggedLimits | None:
         """Return what decides about compactions now: what was recorded with the next request or, until an endpoint
-        refuses a request as too long, with the last one."""
-        before = takewhile(lambda entry: not is_request(entry), self.upcoming())
-        is_refused = any(_is_overflow(entry.body) for entry in before)
-        return self.limits if is_refused and self.limits is not None else self.limits_ahead() or self.limits
+        refuses a request as too long, with the last one. A compaction before that refusal names its own window, because
+        crow may have been started again since the last request."""
+        before = [entry.body for entry in takewhile(lambda entry: not is_request(entry), self.upcoming())]
+        if self.limits is None or not any(map(_is_overflow, before)):
+            return self.limits_ahead() or self.limits
+        following = next(body for body in before if isinstance(body, Checkpoint | Mask))
+        window = None if _is_overflow(following) else _tokens(following.window)
+        return replace(self.limits, window=window, cautious=window) if window is not None else self.limits
 
     def next_checkpoint(self) -> Checkpoint | None:
         """Return the next checkpoint, also that of the next turn."""
@@ -210,8 +217,6 @@ class LoggedStore:
 
         :raises Diverged: the log has something else.
         """
-        if changes is not None and "calibration" in changes:
-            self.row = replace(self.row, calibration=changes["calibration"])
         count, self._to_take = self._to_take, 0
         if count:
             return self._take(count)
@@ -222,22 +227,38 @@ class LoggedStore:
         ahead = self.upcoming()
         for new in entries:
             if self._is_compared(new.body):
-                found = None
+                logged = None
                 for found in ahead:
                     count += 1
-                    if self._is_compared(found.body):
+                    if self._is_compared(found.body) or (is_request(found) and found.id > self.sent):
+                        logged = found
                         break
-                logged = found if found and self._is_compared(found.body) else None
-                if words := _difference(new.body, logged, are_sizes_known=self.decides):
-                    self.diverge(words)
+                self._compare(new.body, logged)
+        if changes is not None and "calibration" in changes:
+            self.row = replace(self.row, calibration=changes["calibration"])
         return self._take(count)
 
+    def _compare(self, new: Body, logged: Entry | None) -> None:
+        """Compare what the turn stores with the next entry that it makes by itself, or with a request before that which
+        it has not sent.
+
+        :raises Diverged: they differ, or the log does not tell.
+        """
+        end = logged.body if logged is not None else None
+        if isinstance(new, Checkpoint) and isinstance(end, TurnEnd) and end.stop in ("cancelled", "interrupted"):
+            # perhaps during the compaction: nothing of it is stored before its summary is complete
+            self.has_parked = True
+            self.diverge("")
+        if words := _difference(new, logged, are_sizes_known=self.decides):
+            self.diverge(words)
+
     def diverge(self, words: str) -> NoReturn:
-        """End the turn, because it does not do what the log says. The first reason counts.
+        """End the turn, because it does not do what the log says. The first reason counts. There are no words if the
+        log does not tell how the turn went on.
 
         :raises Diverged: always.
         """
-        self.difference = self.difference or words
+        self.difference = self.difference or ("" if self.has_parked else words)
         raise Diverged(self.difference)
 
     def _take(self, count: int) -> tuple[Entry, ...]:
@@ -376,6 +397,8 @@ def _kind(body: Body) -> str:
             return "a reminder"
         case Assistant():
             return "an answer"
+        case ModelRequest():
+            return "a request without an answer"
         case ToolResult(name=name):
             return f"the result of {shorten(name, 60)}"
         case TurnEnd(stop=stop):

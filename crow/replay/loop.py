@@ -196,6 +196,7 @@ class LoggedTurns:
         if is_early_end or is_compaction or isinstance(body, Reminder | ToolResult):
             store.diverge(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
         for entry in requests:
+            store.sent = entry.id
             self._on_request(entry, request)
         match body:
             case Assistant():
@@ -220,13 +221,19 @@ class LoggedTurns:
         )
 
     def _overflow(self) -> ContextOverflow:
-        """Return the error of a request that was too long. What crow learned from it is in the next record."""
-        ahead, gauge = self._store.limits_ahead(), self._compactor.gauge if self._compactor is not None else None
-        if ahead is not None and gauge is not None:
-            measured = gauge.measured()
-            after = 2 * ahead.calibration - measured.scale if measured.is_reported else ahead.calibration
-            self.branch.row = self._store.row = replace(self._store.row, calibration=after)
+        """Return the error of a request that was too long. What crow learned from it is in the next record, changed by
+        the compaction if the endpoint's counts are believed."""
+        ahead = self._store.limits_ahead(after=self._store.sent)
+        if ahead is not None and self._compactor is not None:
+            gauge = self._compactor.gauge
+            learned, scale = ahead.calibration, gauge.measured().scale
+            self._set_calibration(learned)
+            if gauge.measured().is_reported:
+                self._set_calibration(2 * learned - scale)
         return ContextOverflow("The request was too long.")
+
+    def _set_calibration(self, calibration: float) -> None:
+        self.branch.row = self._store.row = replace(self._store.row, calibration=calibration)
 
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
         """Return an answer as it arrived. Remember what became of its calls."""
@@ -309,6 +316,7 @@ class LoggedStream:
         body = entry.body if entry is not None else None
         self._usage = entry.usage if entry is not None else None
         self._sent = sent_by(entry) if entry is not None else None
+        self._is_logged = entry is not None
         self._failure, self._park = failure, park
         self.answer = Answer(text=text)
         if isinstance(body, Assistant):
@@ -339,8 +347,8 @@ class LoggedStream:
         return replace(self.answer, calls=(), finish="interrupted")
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return only the attempt that gave the answer. The others are entries of the log."""
-        return (Attempt(usage=self._usage, sent=self._sent),)
+        """Return only the attempt that gave an answer. The others, and summaries, are entries of the log."""
+        return (Attempt(usage=self._usage, sent=self._sent),) if self._is_logged else ()
 
 
 class _LoggedModel:
@@ -379,21 +387,13 @@ class _LoggedModel:
         else:
             yield await self._turns.answer_of(request)
 
-    def _summary(self, *, is_transcript: bool) -> _SummaryStream:
+    def _summary(self, *, is_transcript: bool) -> LoggedStream:
         """Return the summary of the next checkpoint if this kind of request gave it."""
         checkpoint = self._store.next_checkpoint()
         method = checkpoint.method if checkpoint is not None else "fallback"
         if checkpoint is None or method == "fallback" or (method == "serialised" and not is_transcript):
-            return _SummaryStream(None, ModelError("The log has no such summary."))
-        return _SummaryStream(None, text=checkpoint.summary)
-
-
-class _SummaryStream(LoggedStream):
-    """A request for a summary, which is an entry of the log anyway."""
-
-    def attempts(self) -> tuple[Attempt, ...]:
-        """Return nothing."""
-        return ()
+            return LoggedStream(None, ModelError("The log has no such summary."))
+        return LoggedStream(None, text=checkpoint.summary)
 
 
 class _LoggedToolbox:

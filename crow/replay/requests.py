@@ -19,7 +19,6 @@ from crow.domain.entries import (
     Checkpoint,
     Custom,
     Entry,
-    ModelRequest,
     Reminder,
     Restore,
     Skill,
@@ -38,6 +37,7 @@ from crow.llm import THOUGHT_LEVELS, Request
 from crow.llm.dialect import Dialect
 from crow.llm.sent import digest_of, first_difference, read_dialect
 from crow.llm.wires import AnyEncoder, wire_named
+from crow.replay.log import is_request, sent_by
 from crow.store import Store
 from crow.store.branches import left_branches
 
@@ -118,23 +118,13 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
     """Yield the requests on a path, except those of the entries in `known`, and add their entries to `known`."""
     projection = Projection()
     async for entry in path():
-        if (sent := _sent(entry)) is not False and entry.id not in known:
+        if is_request(entry) and entry.id not in known:
             known.add(entry.id)
-            yield LoggedRequest(entry=entry, sent=sent, context=projection.context(), projection=projection)
+            yield LoggedRequest(entry=entry, sent=sent_by(entry), context=projection.context(), projection=projection)
         if isinstance(entry.body, Restore):  # what a checkpoint had covered is in use again
             projection = Projection([each async for each in path() if each.id <= entry.id])
         else:
             projection.add(entry)
-
-
-def _sent(entry: Entry) -> SentRequest | Literal[False] | None:
-    """Return how the request of an entry was sent, or None if the log does not tell it. Return False if the entry is
-    not that of a request in the conversation."""
-    match entry.body:
-        case Assistant(sent=sent) | ModelRequest(purpose="answer", sent=sent):
-            return sent
-        case _:
-            return False
 
 
 class Rebuilder:

@@ -76,12 +76,9 @@ class _PathReplay:
         if prompts and is_unknown:
             if self._turns.lacks_summary:
                 await self._turns.prepare()
-            await self._take_all(entries[: prompts[0] + 1])
+            for entry in entries[: prompts[0] + 1]:
+                await self._take(entry)
             await self._turns.run()
-
-    async def _take_all(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            await self._take(entry)
 
     async def _take(self, entry: Entry) -> None:
         """Take an entry of the log over as it is. A request is built again from the entries before it."""

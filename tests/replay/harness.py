@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from crow.domain.errors import ContextOverflow
 from crow.domain.messages import Usage
 from crow.llm import Attempt, ModelInfo, Request
 from crow.llm.dialect import Dialect
@@ -33,13 +34,19 @@ INFO = ModelInfo(
 
 
 class RecordingModel(ScriptedModel):
-    """A scripted model that says how each request was sent. Without a script, `otherwise` answers."""
+    """A scripted model that says how each request was sent. Without a script, `otherwise` answers. `records_refused`:
+    the endpoint says only in its answer that a request is too long."""
 
     def __init__(
-        self, *answers: Say, info: ModelInfo = INFO, otherwise: Callable[[Request], Say] | None = None
+        self,
+        *answers: Say,
+        info: ModelInfo = INFO,
+        otherwise: Callable[[Request], Say] | None = None,
+        records_refused: bool = True,
     ) -> None:
         super().__init__(*answers, info=info)
         self._otherwise = otherwise
+        self._records_refused = records_refused
         self._encoder = wire_named("chat").encoder()
 
     @asynccontextmanager
@@ -51,6 +58,8 @@ class RecordingModel(ScriptedModel):
         body = self._encoder.body(request, model=name, endpoint=endpoint, dialect=dialect, limit=limit, extra={})
         sent = sent_request(body, request, endpoint=endpoint, dialect=dialect, limit=limit)
         async with super().stream(request) as stream:
+            if isinstance(stream._say.error, ContextOverflow) and not self._records_refused:
+                raise stream._say.error
             yield _Recorded(stream, sent, Usage(input_tokens=len(body) // 4, output_tokens=20))
 
 

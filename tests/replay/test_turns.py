@@ -19,7 +19,7 @@ from crow.agent.turns import calls as calls_module
 from crow.agent.turns import news, prompt
 from crow.domain.entries import Assistant, Checkpoint, Mask, Prompt, TurnEnd
 from crow.domain.errors import ContextOverflow, ModelError, NetworkError
-from crow.domain.messages import SentRequest, ToolCall
+from crow.domain.messages import SentRequest, ToolCall, Usage
 from crow.llm import Request
 from crow.replay.requests import ReplayedRequest
 from crow.store.sqlite.store import SqliteStore
@@ -190,6 +190,76 @@ async def test_another_threshold_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+async def stopped(tmp_path: Path, tool: str, last: Say) -> None:
+    """Run a session with three turns of 4,500 tokens, another one with calls that is cancelled during the answer or
+    summary `last`, and a short one."""
+    calls = tuple(call(tool, f"c{number}", path=str(number)) for number in range(3))
+    model = RecordingModel(
+        *[Say(text=("w " * 4_500,))] * 3, Say(calls=calls), last, otherwise=lambda _: Say(text=("Done.",))
+    )
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto") as one, anyio.create_task_group() as tasks:
+        for _ in range(3):
+            await one.session.prompt(text("q w " * 2_200))
+        tasks.start_soon(one.session.prompt, text("Look."))
+        await last.reached.wait()
+        one.session.cancel()
+        await one.session.prompt(text("Go on."))
+        assert [end.stop for end in one.client.stored(TurnEnd)][3:] == ["cancelled", "end_turn"]
+        assert len(one.client.stored(Checkpoint)) == (tool == "long")
+
+
+async def test_a_compaction_that_was_stopped_is_no_difference(tmp_path: Path) -> None:
+    """Nothing of it is in the log, and the next turn compacts with the same numbers."""
+    await stopped(tmp_path, "long", Say(text=("## Goal",), hold=anyio.Event()))
+    assert identical(await replayed(tmp_path)) == 5
+
+
+@pytest.mark.parametrize(("answer", "logged"), [("", "a request without an answer"), ("It is ", "an answer")])
+async def test_a_compaction_in_place_of_a_request_that_was_stopped_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, logged: str
+) -> None:
+    await stopped(tmp_path, "quick", Say(text=(answer,), hold=anyio.Event()))
+    assert identical(await replayed(tmp_path)) == 6
+    monkeypatch.setattr(budget, "_THRESHOLD", 0.59)
+    found = differences(await replayed(tmp_path))
+    assert re.fullmatch(rf"today a compaction \(summary\) .* comes where the log has {logged} \(entry \d+\)", found[0])
+
+
+async def test_a_compaction_in_place_of_a_request_that_failed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = RecordingModel(*[Say(text=("w " * 4_500,))] * 3, Say(error=ModelError("refused")))
+    async with opened(tmp_path, model) as one:
+        for _ in range(3):
+            await one.session.prompt(text("q w " * 2_200))
+        with pytest.raises(ModelError):
+            await one.session.prompt(text("Look."))
+    assert identical(await replayed(tmp_path)) == 4
+    monkeypatch.setattr(budget, "_THRESHOLD", 0.55)
+    found = differences(await replayed(tmp_path))
+    assert found[0].endswith("comes where the log has a request without an answer (entry 12)")
+
+
+@pytest.mark.parametrize("records_refused", [False, True])
+async def test_a_compaction_after_a_new_start_has_the_window_of_the_settings(
+    tmp_path: Path, *, records_refused: bool
+) -> None:
+    """The process that ended had learned a smaller window, and the next one learns it only after a compaction."""
+    long, summary = Say(text=("w " * 4_500,)), Say(text=("## Goal\nA nest.",))
+    longer = Say(text=("w " * 30_000,), usage=Usage(input_tokens=1_000, output_tokens=15_000))
+    refused = Say(error=ContextOverflow("too long", limit=12_000, size=12_500))
+    starts = ((None, 3, (long, long, refused, summary, longer)), ("s1", 1, (summary, refused, summary, long)))
+    compactions = []
+    for session, prompts, answers in starts:
+        model = RecordingModel(*answers, records_refused=records_refused)
+        async with opened(tmp_path, model, session_id=session) as one:
+            for _ in range(prompts):
+                await one.session.prompt(text("q w " * 2_200))
+            compactions += [(body.reason, body.window) for body in one.client.stored(Checkpoint)]
+    assert compactions == [("overflow", 8_238), ("threshold", 20_000), ("overflow", 11_250)]
+    assert identical(await replayed(tmp_path)) == 4 + 2 * records_refused
+
+
 async def test_another_shortening_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def huge(path: str) -> str:
         return f"{path} {WORDS}" * 100
@@ -235,6 +305,25 @@ async def test_another_rule_about_repetition_is_named(tmp_path: Path, monkeypatc
     assert differences(await replayed(tmp_path)) == [
         "today a request comes where the log has the end of the turn (max_turn_requests) (entry 99)"
     ]
+
+
+async def test_a_turn_that_ends_before_its_last_request_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Say(hold=anyio.Event())
+    model = RecordingModel(*[Say(calls=(call("quick", path="a"),))] * 9, cut)
+    async with opened(tmp_path, model, tools=TOOLS, mode="auto") as one, anyio.create_task_group() as tasks:
+        tasks.start_soon(one.session.prompt, text("Look."))
+        await cut.reached.wait()
+        one.session.cancel()
+    assert identical(await replayed(tmp_path)) == 10
+    monkeypatch.setattr(news, "_GIVE_UP", 9)
+    (found,) = differences(await replayed(tmp_path))
+    assert re.fullmatch(
+        r"today the end of the turn \(max_turn_requests\) comes where the log has a request without an answer "
+        r"\(entry \d+\)",
+        found,
+    )
 
 
 async def test_results_across_an_edit_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
