@@ -224,8 +224,8 @@ def lacks_memory(error: BaseException) -> bool:
     match error:
         case MemoryError():
             return True
-        case OSError(errno=number):
-            return number == errno.ENOMEM
+        case OSError(errno=number):  # OpenSSL says it only in words
+            return number == errno.ENOMEM or "] malloc failure" in str(error)
         case RuntimeError():
             return str(error) == "can't start new thread"
         case ImportError():  # an extension module

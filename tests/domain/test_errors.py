@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ssl
 
 import pytest
 
@@ -15,6 +16,8 @@ from crow.domain.errors import lacks_memory
         (MemoryError(), True),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
         (OSError(errno.ENOENT, "No such file or directory"), False),
+        (ssl.SSLError("[CRYPTO] malloc failure (_ssl.c:3098)"), True),
+        (ssl.SSLError("[SSL] certificate verify failed"), False),
         (RuntimeError("can't start new thread"), True),
         (RuntimeError("cannot schedule new futures"), False),
         (ImportError("libx.so: failed to map segment from shared object"), True),

@@ -265,7 +265,7 @@ async def _plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     before, fault = await _read_replaced(context, target, args["content"])
     shown = None if before is None else before.shown
     check_mask("content", args["content"], shown or "")
-    diff = Diff(path=target.client_path, old_text=shown, new_text=args["content"])
+    diff = Diff(path=target.client_path, old_text=shown, new_text=_in_form_of(before, args["content"]))
     return await plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 
@@ -279,13 +279,29 @@ async def _run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     check_mask("content", content, "" if before is None else before.shown)
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
-    done = f"{verb} {target.name}: {plural(lines, 'line')}, {len(content.encode()):,} bytes."
+    after = _in_form_of(before, content)
+    size = len((before or TextFile(text="")).encode(after, "content"))
+    done = f"{verb} {target.name}: {plural(lines, 'line')}, {plural(size, 'byte')}."
+    if after.count("\r") > content.count("\r"):
+        done += " Its line ends are still CRLF."
     if before is not None and before.text.strip() and not is_known:
         done += (
             f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, _UNREAD_LINES)}\n"
         )
-    change = Change(before=before, after=content, title=f"Write {in_title(target.name)}", done=done)
+    change = Change(before=before, after=after, title=f"Write {in_title(target.name)}", done=done)
     return await apply_change(invocation, target, change)
+
+
+def _in_form_of(before: TextFile | None, content: str) -> str:
+    """Return `content` with the byte order mark and the CRLF line ends of the file that it replaces. The model sees
+    neither when it reads a file. Content with a carriage return of its own keeps its line ends."""
+    if before is None or not content:
+        return content
+    ends = before.text.count("\n")
+    if "\r" not in content and ends and before.text.count("\r\n") == ends:
+        content = content.replace("\n", "\r\n")
+    mark = "\ufeff" if before.text.startswith("\ufeff") and not content.startswith("\ufeff") else ""
+    return f"{mark}{content}"
 
 
 def check_mask(argument: str, new: str, old: str) -> None:

@@ -76,10 +76,10 @@ _SHARED = re.compile(
 def main() -> None:
     """Answer the request in the first argument.
 
-    `glob`: a glob for the names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the
-    maximum processor time. `excluded`: the files to leave out (see `_Exclusion`). This member is absent if no file is
-    left out. A request for grep also has `pattern`, `ignore_case`, `context`, `file` (the name of a single file to
-    search, or null) and `ripgrep` (the program's path, or null).
+    `glob`: see `filter_names`, or null. `limit`: the maximum number of lines to return. `seconds`: the maximum
+    processor time. `excluded`: the files to leave out (see `_Exclusion`). This member is absent if no file is left out.
+    A request for grep also has `pattern`, `ignore_case`, `context`, `file` (the name of a single file to search, or
+    null) and `ripgrep` (the program's path, or null).
 
     The answer for a list has `names` and `total`. The answer for grep has `matches` and the lines `around` them as
     [name, line, text], `more` (whether there are more matches), and `large` (how many files were too large to search).
@@ -93,8 +93,7 @@ def main() -> None:
     else:
         names = [request["file"]] if request.get("file") else sorted(_find_files())
         if request["glob"]:
-            keep = re.compile(glob_expression(request["glob"])).fullmatch
-            names = [name for name in names if keep(name if "/" in request["glob"] else name.rpartition("/")[2])]
+            names = filter_names(names, request["glob"])
         found = len(names)
         if request.get("excluded"):
             excluded = _Exclusion(**request["excluded"])
@@ -279,6 +278,19 @@ def _is_folder_link(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def filter_names(names: list[str], glob: str) -> list[str]:
+    """Return the names that the glob matches. After `!`, the glob leaves out what it matches: files or, if it has no
+    slash, also everything in directories. The glob may be absolute."""
+    is_wanted = not glob.startswith("!")
+    glob = glob if is_wanted else glob[1:].rstrip("/")
+    matches = re.compile(glob_expression(glob.removeprefix(f"{os.getcwd()}/"))).fullmatch
+    if "/" in glob:
+        return [name for name in names if bool(matches(name)) == is_wanted]
+    if is_wanted:
+        return [name for name in names if matches(name.rpartition("/")[2])]
+    return [name for name in names if not any(map(matches, name.split("/")))]
+
+
 def glob_expression(pattern: str) -> str:
     """Convert a glob to a regular expression: `*` and `?` match within a name, `**` across directories; `[...]` and
     `{a,b}` also work."""
@@ -400,21 +412,23 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
         text = _text_of(name, folders)
         if text is None:
             large += 1
-        elif text and (in_whole is None or in_whole(text)):
+            continue
+        text = text.replace("\r\n", "\n").removesuffix("\r")
+        if text and (in_whole is None or in_whole(text)):
             lines = text.removesuffix("\n").split("\n")
             found: set[int] = set()
             for number, line in enumerate(lines, 1):
-                match = matcher.search(line.removesuffix("\r"))
+                match = matcher.search(line)
                 if match is None:
                     continue
                 if len(matches) == limit:
                     is_full = True
                     break
                 found.add(number)
-                matches.append((name, number, _excerpt(line.removesuffix("\r"), match.start())))
+                matches.append((name, number, _excerpt(line, match.start())))
             near = {each for number in found for each in range(number - context, number + context + 1)} - found
             near = {number for number in near if 0 < number <= len(lines)}
-            around += [(name, number, _excerpt(lines[number - 1].removesuffix("\r"), 0)) for number in sorted(near)]
+            around += [(name, number, _excerpt(lines[number - 1], 0)) for number in sorted(near)]
         if is_full:
             break
     return {"matches": matches, "around": around, "more": is_full, "large": large}

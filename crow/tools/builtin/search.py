@@ -44,6 +44,9 @@ _CHECKED_CHARS = 200
 """A pattern with more characters than this is checked only in the scanning program, because compiling a pattern of some
 thousand characters can take seconds."""
 
+_LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\[nr]|[\r\n]")
+"""Matches patterns that ask for a line end."""
+
 # This command fails if a link has been put into the path since the call was allowed.
 _ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
 
@@ -110,6 +113,8 @@ async def _run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     lines = _found_lines(matches, around, prefix, has_context=context > 0)
     if not lines:
         lines = [f"No matches for `{args['pattern']}`{_in_place(target.name)}."]
+        if _LINE_END.search(args["pattern"]):
+            lines.append(r"[grep searches each line by itself, without its line end: \n and \r match nothing]")
     if answer["more"]:
         lines.append(f"[only the first {limit} matches; narrow the search with path, glob or a more specific pattern]")
     if answer["large"]:

@@ -17,6 +17,7 @@ import anyio
 import mcp_types as mcp
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
 
 from crow.domain.entries import Attachment, CallRef
 from crow.domain.errors import ArgumentError
@@ -75,6 +76,8 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
     if not pieces and structured is not None:
         pieces = [json.dumps(structured, ensure_ascii=False, indent=2)]
     text = "\n".join(pieces) if pieces else "(a picture)" if images else "(no output)"
+    if result.is_error and not "".join(pieces).strip():
+        text = "The tool reported an error without saying what went wrong."
     return Outcome(
         text=encodable(text),
         is_error=result.is_error,
@@ -157,6 +160,10 @@ def describe_error(error: BaseException) -> str:
             return describe_error(exceptions[0])
         case MCPError():
             return str(error.message) or f"error {error.code}"
+        case ValidationError():
+            fault = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in fault["loc"])
+            return shorten(" ".join(f"{where}: {fault['msg']}".split()), _ERROR_CHARS)
         case FileNotFoundError() | PermissionError():
             return f"{error.strerror}: {error.filename}" if error.filename else str(error)
         case _:

@@ -205,6 +205,43 @@ async def test_a_write_shows_its_diff_first_logs_the_old_content_and_writes_exac
     assert path.read_bytes() == b""
 
 
+async def test_a_whole_write_keeps_the_mark_and_the_line_ends_that_a_read_does_not_show(
+    open_box: OpenBox, root: Path
+) -> None:
+    files = {
+        "a.txt": "\ufeffone\r\ntwo\r\n".encode(),
+        "wide.txt": "one\r\ntwo\r\n".encode("utf-16"),
+        "mixed.txt": b"one\r\ntwo\n",
+        "own.txt": b"one\r\n",
+        "new.txt": None,
+    }
+    for name, data in files.items():
+        if data is not None:
+            (root / name).write_bytes(data)
+    async with open_box() as box:
+        offer = await box.plan("write_file", path="a.txt", content="1\n2\n")
+        texts = [
+            (await box.run("write_file", path=name, content="1\r\n2\n" if name == "own.txt" else "1\n2\n")).text
+            for name in files
+        ]
+    assert [diff.new_text for diff in offer.announcement.diffs] == ["\ufeff1\r\n2\r\n"]
+    assert {name: (root / name).read_bytes() for name in files} == {
+        "a.txt": "\ufeff1\r\n2\r\n".encode(),
+        "wide.txt": "\ufeff1\r\n2\r\n".encode("utf-16-le"),
+        "mixed.txt": b"1\n2\n",
+        "own.txt": b"1\r\n2\n",
+        "new.txt": b"1\n2\n",
+    }
+    kept = " Its line ends are still CRLF."
+    assert [text.partition(" You had")[0] for text in texts] == [
+        f"Replaced a.txt: 2 lines, 9 bytes.{kept}",
+        f"Replaced wide.txt: 2 lines, 14 bytes.{kept}",
+        "Replaced mixed.txt: 2 lines, 4 bytes.",
+        "Replaced own.txt: 2 lines, 5 bytes.",
+        "Created new.txt: 2 lines, 4 bytes.",
+    ]
+
+
 async def test_a_write_to_a_directory_is_refused_and_still_a_barrier(open_box: OpenBox, root: Path) -> None:
     (root / "src").mkdir()
     async with open_box() as box:

@@ -211,6 +211,44 @@ async def test_a_tree_deeper_than_the_longest_path_is_searched_as_far_as_possibl
     assert found == [f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)]
 
 
+async def test_the_end_of_a_line_is_found_in_files_with_crlf_too(open_box: OpenBox, root: Path) -> None:
+    (root / "crlf.txt").write_bytes(b"a needle\r\nneedles\r\na needle\r")
+    (root / "wide.txt").write_bytes("a needle\r\nb".encode("utf-16"))
+    async with open_box() as box:
+        found = (await box.run("grep", pattern="needle$")).text
+        several = (await box.run("grep", pattern=r"needle\nneedles")).text
+        folder = (await box.run("grep", pattern=r"C:\\new")).text
+    assert found == "crlf.txt\n1: a needle\n3: a needle\nwide.txt:1: a needle"
+    assert several == (
+        "No matches for `needle\\nneedles`.\n"
+        r"[grep searches each line by itself, without its line end: \n and \r match nothing]"
+    )
+    assert folder == r"No matches for `C:\\new`."
+
+
+@pytest.mark.parametrize(
+    ("glob", "found"),
+    [
+        ("!*.py", "a.txt src/c.txt"),
+        ("!src", "a.py a.txt"),
+        ("!src/", "a.py a.txt"),
+        ("!**/src/**", "a.py a.txt"),
+        ("!./*.py", "a.txt src/b.py src/c.txt"),
+        ("ROOT/*.py", "a.py"),
+        ("!ROOT/src/*.py", "a.py a.txt src/c.txt"),
+        ("./*.py", "a.py"),
+    ],
+)
+async def test_a_glob_may_leave_files_out_or_be_absolute(open_box: OpenBox, root: Path, glob: str, found: str) -> None:
+    write(root, "a.py", "a.txt", "src/b.py", "src/c.txt")
+    glob = glob.replace("ROOT", str(root))
+    async with open_box() as box:
+        listed = (await box.run("list_files", pattern=glob)).text.split()
+        searched = (await box.run("grep", pattern="x", glob=glob)).text.splitlines()
+    assert listed == found.split()
+    assert searched == [f"{name}:1: x" for name in found.split()]
+
+
 async def test_grep_returns_path_line_and_text_without_binary_linked_or_ignored_files(
     open_box: OpenBox, root: Path, tmp_path: Path
 ) -> None:

@@ -113,6 +113,15 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
     assert liar.text == f"MCP server srv returned an unusable result for liar: {reason}"
 
 
+async def test_a_failure_without_words_and_a_malformed_result_are_told_as_such(open_box: OpenBox) -> None:
+    async with open_box(stdio("tiny.py")) as box:
+        await box.toolbox.wait_ready(120)
+        silent, malformed = await box.run("srv__refuse", text="without words"), await box.run("srv__liar", text="x")
+    assert silent == Outcome(text="The tool reported an error without saying what went wrong.", is_error=True)
+    reason = "MCP server srv returned an unusable result for liar: content: Input should be a valid list"
+    assert malformed == Outcome(text=reason, is_error=True)
+
+
 async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py")) as box:
         await box.toolbox.wait_ready(120)

@@ -55,12 +55,16 @@ def call(params: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
     match params["name"]:
         case "echo":
             return text(f"you said {arguments.get('text')}")
+        case "refuse" if arguments.get("text") == "without words":
+            return {"content": [], "isError": True}
         case "refuse":
             return text("no such user", isError=True)
         case "picture":
             return {"content": [{"type": "image", "data": PICTURE, "mimeType": "image/png"}]}
         case "table":
             return {"content": [], "structuredContent": {"rows": [1, 2]}}
+        case "liar" if arguments:
+            return {"content": "no list"}
         case "liar":
             return {"content": [], "structuredContent": {"n": "one"}}
         case "links":
