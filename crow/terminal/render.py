@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from crow.domain.diff import diff_lines
-from crow.domain.text import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 
 _PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
@@ -546,7 +546,7 @@ def output_of(look: Look, text: str, *, most: int = _OUTPUT_LINES, columns: int 
     if lines and re.match(r"`{3,}", lines[0]) and lines[-1] == "`" * len(lines[-1]):
         lines = lines[1:-1]
     hidden = max(0, len(lines) - most)
-    shown = [f"... ({hidden} lines before)"] if hidden else []
+    shown = [f"... ({plural(hidden, 'line')} before)"] if hidden else []
     shown += lines[hidden:]
     if look.has_words:
         return "".join(f"{safe(line)}\n" for line in shown)
