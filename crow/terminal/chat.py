@@ -41,7 +41,7 @@ from crow.terminal.keyboard import (
 from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import mentioned_block, text_block
 from crow.terminal.question import keys_of, question_of
-from crow.terminal.remote import RemoteConnection, connect_to
+from crow.terminal.remote import ChatTimes, RemoteConnection, connect_to
 from crow.terminal.render import look_of, plan_of, usage_of, wrapped
 from crow.terminal.screen import Screen, interrupts, shell_quoted, write
 from crow.terminal.sessions import (
@@ -182,9 +182,11 @@ class _Chat:
             async with connect(self._loaded, self, reload=self._reload, capabilities=_CAPABILITIES) as local:
                 yield local
             return
-        token, caps = self._options.token_file, _CAPABILITIES
+        token, caps, times = self._options.token_file, _CAPABILITIES, ChatTimes()
         with recording(self._loaded) as recorder:
-            async with connect_to(self._server, token, self, capabilities=caps, observe=recorder) as remote:
+            async with connect_to(
+                self._server, token, self, capabilities=caps, observe=recorder, times=times
+            ) as remote:
                 yield remote
 
     @property
