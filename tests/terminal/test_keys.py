@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -176,3 +177,11 @@ def test_options_without_a_command_are_those_of_the_chat(shell: Shell) -> None:
         assert terminal.wait() == 0
     code, _, told = shell.crow("--mode", "plan")
     assert (code, "invalid choice" in told) == (2, True)
+
+
+def test_the_lines_of_doctor_are_broken_between_words_in_a_terminal(shell: Shell) -> None:
+    with shell.in_terminal("doctor", CROW_MODEL="offline") as terminal:
+        terminal.wait()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.shown).split("\r\n")
+    assert [line for line in lines if len(line) > 80 and " " in line[25:].strip()] == []
+    assert any(line.startswith(" " * 25) for line in lines)
