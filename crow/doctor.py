@@ -455,16 +455,16 @@ async def _ask(
 
 async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Report) -> None:
     """Start the built-in tools and each MCP server once, and report whether that worked."""
-    wait_s = loaded.settings.limits.mcp_start_timeout_s + 1
-    workspace = adapters.open_workspace(lambda: loaded, os.getcwd(), ())
+    wait_s, cwd = loaded.settings.limits.mcp_start_timeout_s + 1, os.getcwd()
     servers = [*adapters.configured_servers(loaded), *servers]
     ports = Ports(log=_NoSession(), plan=_NoSession())
     try:
+        workspace = adapters.open_workspace(lambda: loaded, cwd, ())
         async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
             await toolbox.wait_ready(wait_s)
             offered = {spec.name for spec in (*toolbox.specs(), *toolbox.deferred())} - {"find_tools", "call_tool"}
             tools, statuses, agents = len(offered), toolbox.servers(), toolbox.agents()
-    except errors.CrowError as error:
+    except (errors.CrowError, OSError) as error:  # crow's data directory may not be writable
         report(Finding("tools", "failed", str(error)))
         return
     report(Finding("tools", "ok", f"{plural(tools, 'tool')} can be offered"))
@@ -491,7 +491,11 @@ async def _check_confinement(loaded: Loaded, report: Report) -> None:
         report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
         return
     with _scratch_directory() as folder:
-        workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
+        try:
+            workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
+        except OSError as error:
+            report(Finding("confinement", "skipped", f"not tried: {error}"))
+            return
         status = await workspace.sandbox_status()
         report(_sandbox_finding(status, loaded.paths))
         if loaded.settings.credentials and (status.has_network or not status.has_overlay):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -38,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--out", type=Path, default=ROOT / "dist", help="where the archives go (default: dist/)")
     add("--downloads", default="", help="the address below which the archives will be found; makes agent.json")
     options = parser.parse_args(arguments)
-    given = dict(each.partition("=")[::2] for each in options.python)
     try:
-        builder = Builder(options.uv, options.wheel, options.out, given)
+        builder = Builder(options.uv, options.wheel, options.out, given_pythons(options.python))
         sums = {name: builder.build(PLATFORMS[name]) for name in options.platform or PLATFORMS}
-    except (ReleaseError, OSError, subprocess.CalledProcessError) as error:
+    except (ReleaseError, OSError) as error:
         print(f"release: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"release: exit code {error.returncode}: {shlex.join(map(str, error.cmd))}", file=sys.stderr)
         return 1
     lines = sorted(f"{digest}  {PLATFORMS[name].archive}" for name, digest in sums.items())
     (options.out / "SHA256SUMS").write_text("\n".join(lines) + "\n", "utf-8")
@@ -51,6 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         published = {name: f"{options.downloads.rstrip('/')}/{PLATFORMS[name].archive}" for name in sums}
         (options.out / "agent.json").write_text(json.dumps(entry(published), indent=2) + "\n", "utf-8")
     return 0
+
+
+def given_pythons(given: Sequence[str]) -> dict[str, str]:
+    """Return the Pythons of `--python` by platform. :raises ReleaseError: one of them cannot be used."""
+    pythons = {}
+    for each in given:
+        name, _, place = each.partition("=")
+        if name not in PLATFORMS:
+            raise ReleaseError(f'--python {each}: "{name}" is not one of {", ".join(PLATFORMS)}')
+        if not place or not (Path(place) / PLATFORMS[name].interpreter).is_file():
+            raise ReleaseError(f'--python {each}: "{place}" has no {PLATFORMS[name].interpreter}')
+        pythons[name] = place
+    return pythons
 
 
 class Builder:

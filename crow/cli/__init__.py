@@ -43,12 +43,15 @@ _COMMANDS = {
 }
 """The module and the function of each command."""
 
+_OWN_OPTIONS = ("--help", "--version", "--setup")
+"""The long options of `crow` itself. In a terminal, any other option is one of `crow chat`."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code. If `arguments` is None, use the arguments of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments and all(file is not None and file.isatty() for file in (sys.stdin, sys.stdout)):
-        arguments = ["chat"]
+    if _means_chat(arguments):
+        arguments = ["chat", *arguments]
     with importing():
         parser = command_parser(arguments)
     options = parser.parse_args(arguments)
@@ -68,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(ArgumentError("The current directory no longer exists. Change to another one: cd ~"), 2)
     except KeyboardInterrupt:
         return 130
+
+
+def _means_chat(arguments: Sequence[str]) -> bool:
+    """Return whether this command line opens a chat without naming it: a terminal, and at most options such as
+    `--continue`."""
+    is_ours = bool(arguments) and (not arguments[0].startswith("--") or arguments[0] in _OWN_OPTIONS)
+    return not is_ours and all(file is not None and file.isatty() for file in (sys.stdin, sys.stdout))
 
 
 def _command(name: str) -> _Command:

@@ -193,6 +193,7 @@ def _add_models_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     from crow.terminal.run import add_arguments
 
+    _add_connect_arguments(parser, "run it through the crow serve at ADDRESS")
     add_arguments(parser)
 
 

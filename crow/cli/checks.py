@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import textwrap
 from dataclasses import asdict
 
 from rich.console import Console
@@ -20,6 +21,12 @@ from crow.settings import Loaded
 from crow.tools.servers import StdioServer
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
+
+_INDENT = 25
+"""The columns before the words of a finding."""
+
+_WIDE = 60
+"""The width of a terminal from which all lines of a finding are indented so far."""
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -42,16 +49,34 @@ async def _run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
             print_json([asdict(finding)])
             return
         line = Text(f"{finding.state:<8} ", style=_COLOURS[finding.state])
-        line.append(f"{on_one_line(finding.check):<15} ", "bold").append(on_one_line(finding.words), "")
+        line.append(f"{on_one_line(finding.check):<15} ", "bold").append(_folded(finding.words, console), "")
         console.print(line, soft_wrap=True)
         if finding.advice:
-            console.print(Text(f"{'':<24} {on_one_line(finding.advice)}"), soft_wrap=True)
+            console.print(Text(f"{'':<{_INDENT}}{_folded(finding.advice, console)}"), soft_wrap=True)
 
     if options.repair:
         await repair_database(loaded, report)
     else:
         await check_everything(loaded, report, servers=[_server(command) for command in options.mcp])
     return 1 if "failed" in states else 0
+
+
+def _folded(words: str, console: Console) -> str:
+    """Return words that follow `_INDENT` columns. In a terminal, lines are broken between words."""
+    line = on_one_line(words)
+    if not console.is_terminal:
+        return line
+    rest = " " * (_INDENT if console.width >= _WIDE else 2)
+    start = " " * _INDENT
+    lines = textwrap.wrap(
+        line,
+        console.width - 1,
+        initial_indent=start,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return "\n".join(lines).removeprefix(start)
 
 
 async def _print_models(loaded: Loaded, options: argparse.Namespace) -> None:

@@ -8,11 +8,9 @@ import logging
 import os
 import shutil
 import sys
-import textwrap
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,14 @@ from typing import Any
 from crow.agent.permissions.rules import MODES
 from crow.app import recording
 from crow.domain.errors import ArgumentError
-from crow.domain.text import plural, safe
+from crow.domain.text import on_one_line, safe
 from crow.protocol.frames import RequestError
-from crow.runtime import importing
-from crow.settings import OFFLINE, Loaded
-from crow.terminal.connection import Connection, Params, connect, error_of, session_ids
+from crow.settings import Loaded
+from crow.terminal.connection import Connection, Params, connect, error_of
 from crow.terminal.dialog import Dialog
-from crow.terminal.display import Display
+from crow.terminal.display import Display, LastTurns
 from crow.terminal.early import EARLY_KEYS
+from crow.terminal.first import choose_model, importable_sessions
 from crow.terminal.form import fields_of
 from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
 from crow.terminal.keyboard import (
@@ -43,7 +41,7 @@ from crow.terminal.keyboard import (
 from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import mentioned_block, text_block
 from crow.terminal.question import keys_of, question_of
-from crow.terminal.remote import RemoteConnection, connect_to
+from crow.terminal.remote import ChatTimes, RemoteConnection, connect_to
 from crow.terminal.render import look_of, plan_of, usage_of, wrapped
 from crow.terminal.screen import Screen, interrupts, shell_quoted, write
 from crow.terminal.sessions import (
@@ -56,6 +54,7 @@ from crow.terminal.sessions import (
     list_sessions,
     open_session,
 )
+from crow.terminal.shell import UserCommands
 from crow.terminal.status import notification, status_line
 from crow.terminal.typed import ENTERS, TypedText
 
@@ -69,15 +68,6 @@ _CAPABILITIES: Mapping[str, Any] = {
 
 _PICKED_SESSIONS = 200
 _COMPLETED_SESSIONS = 50
-_REPLAYED_TURNS = 2
-_REPLAYED_UPDATES = 4_000
-_HISTORY_UPDATES = frozenset(
-    {
-        *("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan"),
-        *("compaction_update", "compaction_summary_chunk"),
-    }
-)
-"""The kinds of updates that are part of a replayed history."""
 
 _STOPS = {
     "cancelled": "Cancelled.",
@@ -126,31 +116,8 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
             return asyncio.run(_Chat(options, loaded, load).run(cwd))
         except _NoModel as error:
             EARLY_KEYS.restore()  # the terminal itself edits the answers that follow
-            if not _choose_model(str(error), options, partial(log_in, loaded)):
+            if not choose_model(str(error), options, partial(log_in, loaded)):
                 return 2
-
-
-def _choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
-    """Tell the user why no model can be used, and offer `crow login` or the built-in model. Return False if no model
-    can be used afterwards either."""
-    print(textwrap.fill(safe(problem), shutil.get_terminal_size().columns - 1, break_on_hyphens=False) + "\n")
-    print("1) crow login: choose an endpoint, a key and a model")
-    print("2) look around with the built-in offline model; it needs no key")
-    print("3) leave")
-    while True:
-        try:
-            answer = input("1, 2 or 3: ").strip()
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return False
-        match answer:
-            case "1":
-                return log_in() == 0
-            case "2":
-                options.model = OFFLINE
-                return True
-            case "3":
-                return False
 
 
 class _Chat:
@@ -163,6 +130,8 @@ class _Chat:
         self._look = look_of(os.environ, is_plain=options.plain)
         self._screen = Screen(is_animated=self._look.has_styles)
         self._display = Display(self._look, self._screen, self._write)
+        self._screen.below = self._below
+        self._commands = UserCommands(self._write)
         self._choices = Choices(Path.cwd(), arguments={"mode": dict.fromkeys(MODES, "")})
         self._keyboard: Keyboard = PlainKeyboard()
         self._is_first = False
@@ -173,7 +142,7 @@ class _Chat:
         self._is_prompting = False
         self._typed = TypedText()
         self._writing = asyncio.Lock()
-        self._replayed: deque[deque[Params]] | None = None
+        self._replayed: LastTurns | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
         self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = self._is_lost = False
@@ -213,9 +182,11 @@ class _Chat:
             async with connect(self._loaded, self, reload=self._reload, capabilities=_CAPABILITIES) as local:
                 yield local
             return
-        token, caps = self._options.token_file, _CAPABILITIES
+        token, caps, times = self._options.token_file, _CAPABILITIES, ChatTimes()
         with recording(self._loaded) as recorder:
-            async with connect_to(self._server, token, self, capabilities=caps, observe=recorder) as remote:
+            async with connect_to(
+                self._server, token, self, capabilities=caps, observe=recorder, times=times
+            ) as remote:
                 yield remote
 
     @property
@@ -237,19 +208,20 @@ class _Chat:
     def _open_keyboard(self) -> None:
         history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
         if self._look.has_styles:
-            self._keyboard = LineEditor(self._choices, history, self._status, EARLY_KEYS.take())
+            self._keyboard = LineEditor(
+                self._choices, history, self._status, lambda: self._start(self._next_mode()), EARLY_KEYS.take()
+            )
 
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
-        self._replayed = deque(maxlen=_REPLAYED_TURNS)
+        replayed = self._replayed = LastTurns()
         try:
             opened = await open_session(self._connection, options, cwd, is_replayed=True)
-            turns = self._replayed
         finally:
             self._replayed = None
         self._session, self._plan, self._has_prompted = opened, None, False
         self._choices.cwd = None if self._server else Path(opened.cwd)
-        self._display.calls.clear()
+        self._display.forget_calls()
         self._take_options(opened.response.get("configOptions", ()))
         self._take_turn_state(opened.response)
         self._mode = options.mode or self._mode  # the response was sent before --mode was set
@@ -261,22 +233,15 @@ class _Chat:
         if opened.is_new:
             keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
             await self._display.say(f"Enter sends, {keys}, /help lists the commands.")
-        for turn in turns:
+        for turn in replayed.turns:
             await self._display.turn(turn)
 
     async def _say_importable(self) -> None:
         """In the user's first chat, say how many sessions of other tools can be imported."""
         if not self._is_first or self._server:
             return
-        with importing():
-            from crow.store.importers import importable  # takes 10 ms, and only the first chat needs it
-
-        found = await asyncio.to_thread(importable, await session_ids(self._loaded))
-        for one in found:
-            number = f"{plural(one.sessions, 'session')}"
-            await self._display.say(
-                f"{number} of {one.tool} in {one.path} can be imported: crow sessions import --from {one.tool}"
-            )
+        for words in await importable_sessions(self._loaded):
+            await self._display.say(words)
 
     async def _talk(self) -> None:
         """Read prompts and send them, until the user leaves."""
@@ -288,6 +253,9 @@ class _Chat:
             except EOFError:
                 return
             self._display.block = ""
+            if text.startswith("!"):
+                await self._run_command(text[1:].strip())
+                continue
             name, _, argument = text.strip().partition(" ")
             match name:
                 case "":
@@ -326,12 +294,9 @@ class _Chat:
         if params is None:
             return
         self._has_prompted = True
-        self._is_prompting, self._interrupts, self._screen.label = True, 0, ""
-        self._begun_at, self._screen.status = time.monotonic(), self._turn_status
         stop = ""
         try:
-            with self._screen.spinning(), self._keyboard.collect(self._typed, self._typed_changed):
-                self._show_typed()
+            with self._working():
                 stop = (await self._connection.call("session/prompt", params))["stopReason"]
         except RequestError as error:
             await self._display.end_message()
@@ -340,14 +305,40 @@ class _Chat:
             await self._display.end_message()
             if stop in _STOPS:
                 await self._display.say(_STOPS[stop])
-        finally:
-            self._is_prompting, self._screen.below, self._screen.status = False, (), None
         if stop != "cancelled":
             await self._notify("crow has finished")
         if stop != "end_turn":
             await self._keep_queue()
         if not self._look.has_styles:
             await self._display.say(self._status())
+
+    @contextmanager
+    def _working(self, label: str = "") -> Iterator[None]:
+        """During the block, show the spinner, and take what is typed for later."""
+        self._is_prompting, self._interrupts, self._screen.label = True, 0, label
+        self._begun_at, self._screen.status = time.monotonic(), self._turn_status
+        try:
+            with self._screen.spinning(), self._keyboard.collect(self._typed, self._typed_changed):
+                self._screen.refresh()
+                yield
+        finally:
+            self._is_prompting, self._screen.status = False, None
+
+    async def _run_command(self, command: str) -> None:
+        """Run a command of the user."""
+        if self._server:
+            await self._display.problem("! runs commands on this machine, but this session is on a server.")
+            return
+        if not command:
+            await self._display.say("Type a command after !, such as !git status")
+            return
+        try:
+            with self._working(f"$ {command}"):
+                words = await self._commands.run(command, Path(self._session.cwd))
+        except (OSError, ValueError) as error:
+            await self._display.problem(f"{on_one_line(command)} cannot be run: {error}")
+            return
+        await self._display.say(words)
 
     async def _notify(self, words: str) -> None:
         """Call the user, who may look elsewhere, if the turn has taken long."""
@@ -369,7 +360,8 @@ class _Chat:
         except ArgumentError as error:
             await self._display.problem(str(error))
             return None
-        return {"sessionId": self._session.id, "prompt": [text_block(text), *files]}
+        ran = [] if text.startswith("/") else [text_block(each) for each in self._commands.take_results()]
+        return {"sessionId": self._session.id, "prompt": [text_block(text), *files, *ran]}
 
     # What is typed during a turn.
 
@@ -378,16 +370,19 @@ class _Chat:
             if not self._interrupts:
                 self._stop_turn()
             return
-        self._show_typed()
+        if self._typed.is_mode_asked:
+            self._start(self._next_mode())
+            return
+        self._screen.refresh()
         if not self._look.has_styles:
             self._start(self._say_queue(steering))
         for text in steering:
             self._start(self._steer(text))
 
-    def _show_typed(self) -> None:
-        if self._look.has_styles:
-            self._screen.below = self._typed.shown(shutil.get_terminal_size().columns - 1)
-            self._screen.refresh()
+    def _below(self, columns: int) -> list[str]:
+        """Return the lines below a running turn."""
+        is_shown = self._is_prompting and self._look.has_styles
+        return [*self._display.running(columns), *self._typed.shown(columns)] if is_shown else []
 
     async def _say_queue(self, steering: tuple[str, ...]) -> None:
         """Say what happens with a line, without any drawing."""
@@ -412,7 +407,7 @@ class _Chat:
                 await self._display.say(f"Sent into this turn: {text}")
                 return
             self._typed.queue.insert(0, text)
-            self._show_typed()
+            self._screen.refresh()
 
     async def _finish_typing(self) -> None:
         """Make sure that no key that was meant for another line answers the question that is about to be shown."""
@@ -514,7 +509,15 @@ class _Chat:
     def _stop_turn(self) -> None:
         self._interrupts += 1
         self._screen.refresh()
-        self._start(self._connection.cancel(self._session.id))
+        if not self._commands.stop():
+            self._start(self._connection.cancel(self._session.id))
+
+    async def _next_mode(self) -> None:
+        """Change to the next permission mode."""
+        mode = MODES[(MODES.index(self._mode) + 1) % len(MODES)] if self._mode in MODES else MODES[0]
+        await self._connection.call("session/set_mode", {"sessionId": self._session.id, "modeId": mode})
+        self._mode = mode
+        self._keyboard.refresh()
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
         """Do work in the background. Its failure is only logged."""
@@ -533,8 +536,7 @@ class _Chat:
 
     async def update(self, params: Params) -> None:
         """See `TerminalClient`."""
-        if self._replayed is not None and params["update"]["sessionUpdate"] in _HISTORY_UPDATES:
-            self._keep(params["update"])
+        if self._replayed is not None and self._replayed.keep(params["update"]):
             return
         if self._replayed is None and params["sessionId"] != self._session.id:
             return  # the session was left a moment ago
@@ -671,7 +673,8 @@ class _Chat:
     def _turn_status(self, label: str, columns: int) -> str:
         seconds, stops = time.monotonic() - self._begun_at, self._interrupts > 0
         words = _STOPPING if stops else self._trouble or label
-        return status_line(words, columns, seconds=seconds, tokens=self._tokens, mode=self._mode, is_stopping=stops)
+        tokens, mode = (0, "") if self._commands.is_running else (self._tokens, self._mode)
+        return status_line(words, columns, seconds=seconds, tokens=tokens, mode=mode, is_stopping=stops)
 
     async def _write(self, text: str) -> None:
         text = self._unfinished + text
@@ -683,15 +686,3 @@ class _Chat:
         if end:
             async with self._keyboard.set_aside():
                 await self._screen.print_rendered(lines + end)
-
-    # Keeping the last turns of a stored session.
-
-    def _keep(self, update: Params) -> None:
-        """Keep an update of a replayed history if it may belong to one of the last `_REPLAYED_TURNS` turns."""
-        assert self._replayed is not None, "a session is being opened"
-        if update["sessionUpdate"] == "user_message_chunk":
-            is_first = not self._replayed or self._replayed[-1][-1]["sessionUpdate"] != "user_message_chunk"
-            if is_first:
-                self._replayed.append(deque(maxlen=_REPLAYED_UPDATES))
-        if self._replayed:
-            self._replayed[-1].append(update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,39 @@ from crow.terminal.screen import Screen
 _REPLAYED_LINES = 16
 """The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
 
+_REPLAYED_TURNS = 2
+_REPLAYED_UPDATES = 4_000
+_HISTORY_UPDATES = frozenset(
+    {
+        *("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan"),
+        *("compaction_update", "compaction_summary_chunk"),
+    }
+)
+"""The kinds of updates that are part of a replayed history."""
+
 _TITLE_CHARS = 2_000
+
+_RUNNING_LINES = 5
+"""The maximum number of lines that are shown of a running command's output. They are its last lines."""
+
+
+class LastTurns:
+    """The last turns of a stored session, from its replayed history."""
+
+    def __init__(self) -> None:
+        self.turns: deque[deque[Params]] = deque(maxlen=_REPLAYED_TURNS)
+        """The updates of each turn, which begins with the updates of its prompt."""
+
+    def keep(self, update: Params) -> bool:
+        """Keep an update if it may belong to one of the last turns. Return whether it is part of a history."""
+        kind = update["sessionUpdate"]
+        if kind not in _HISTORY_UPDATES:
+            return False
+        if kind == "user_message_chunk" and not (self.turns and self.turns[-1][-1]["sessionUpdate"] == kind):
+            self.turns.append(deque(maxlen=_REPLAYED_UPDATES))
+        if self.turns:
+            self.turns[-1].append(update)
+        return True
 
 
 class Display:
@@ -30,6 +63,20 @@ class Display:
         """The kind of the newest block."""
         self.calls: dict[str, dict[str, Any]] = {}
         """The calls that have not ended, by id, with all that their updates said."""
+        self._running: dict[str, str] = {}
+        """The output so far of the commands that run, by the ids of their calls."""
+
+    def running(self, columns: int) -> list[str]:
+        """Return the last lines of the output of the command that was started last, each cut to so many columns."""
+        if not self._running or not self._look.has_styles:
+            return []
+        lines = output_of(self._look, [*self._running.values()][-1], most=_RUNNING_LINES, columns=columns).splitlines()
+        return lines[-_RUNNING_LINES:]
+
+    def forget_calls(self) -> None:
+        """Forget the calls that have not ended."""
+        self.calls.clear()
+        self._running.clear()
 
     async def text(self, kind: str, message_id: str, text: str) -> None:
         """Show a piece of a message. `kind` is `text`, `remark` or `thought`."""
@@ -56,10 +103,13 @@ class Display:
         status, title = call.get("status", "pending"), plain_title(call.get("title", "Tool call")[:_TITLE_CHARS])
         if status in ("completed", "failed"):
             del self.calls[call_id]
+            self._running.pop(call_id, None)
             self._screen.label = ""
             await self.begin_block("tool", title_of(self._look, title, status) + self._details(call))
         else:
             self._screen.label = title
+            if call.get("kind") == "execute" and update.get("status") == "in_progress" and not is_new:
+                self._running[call_id] = _text_of(update) or self._running.get(call_id, "")
             if is_new:
                 await self.end_message()
                 if not self._look.has_styles:
@@ -69,9 +119,9 @@ class Display:
         """Return the text below the title of a finished call: the diffs of the call, the end of its output, or
         nothing."""
         contents = call.get("content") or ()
-        texts = [part["content"].get("text", "") for part in contents if part["type"] == "content"]
         if call["status"] == "failed" or call.get("kind") == "execute":
-            return output_of(self._look, "\n".join(texts)) if any(text.strip() for text in texts) else ""
+            text = _text_of(call)
+            return output_of(self._look, text) if text.strip() else ""
         if call.get("is_shown"):  # the permission question has shown the diffs
             return ""
         diffs = [part for part in contents if part["type"] == "diff"]
@@ -129,3 +179,9 @@ class Display:
                 await self.say(f"({hidden} lines before)")
             await self.markdown("", "\n".join(lines[hidden:]))
         self.block = "turn"
+
+
+def _text_of(call: Mapping[str, Any]) -> str:
+    """Return the text in the content of a tool call."""
+    contents = call.get("content") or ()
+    return "\n".join(part["content"].get("text", "") for part in contents if part["type"] == "content")

@@ -71,4 +71,5 @@ def opens_line_editor(arguments: Sequence[str]) -> bool:
     """Return whether this command line opens a chat whose prompt has a line editor, as far as the arguments tell."""
     has_words = any(each.startswith(("-h", "--h", "--p")) for each in arguments)  # argparse takes short forms
     is_simple = os.environ.get("TERM", "dumb") in ("", "dumb")
-    return arguments[:1] in ([], ["chat"]) and not has_words and not is_simple
+    is_chat = not arguments or arguments[0] == "chat" or arguments[0].startswith("--")
+    return is_chat and not has_words and not is_simple

@@ -16,15 +16,18 @@ from typing import Any, Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app_or_none, in_terminal
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition, has_completions
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.styles import Style
 
-from crow.domain.text import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 from crow.terminal.screen import discard_input, next_input, read_into, write
 from crow.terminal.typed import ENTERS, TypedText
 
@@ -43,6 +46,11 @@ _PLAIN_LOOP = {"handle_sigint": False, "set_exception_handler": False}
 
 _ESCAPE, _END = "escape", "end"
 """`Keyboard.key` returns `_ESCAPE` for Esc, and `_END` for Ctrl-D or the end of input."""
+
+_LEAVING = "Press Ctrl-C again to leave. Everything is kept."
+
+_PASTED_LINES, _PASTED_CHARS = 10, 2_000
+"""The line editor shows a mark in the place of a pasted text that is longer."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
@@ -110,6 +118,11 @@ class Keyboard(Protocol):
     def refresh(self) -> None:
         """Show again what is below the prompt."""
         ...
+
+
+def _is_completed(text: str) -> bool:
+    """Return whether the end of a prompt is a word that :class:`ChoicesCompleter` completes."""
+    return _TYPED_FILE.search(text) is not None or (text.startswith("/") and "\n" not in text)
 
 
 class ChoicesCompleter(Completer):
@@ -216,19 +229,75 @@ def open_history(path: Path) -> tuple[History, bool]:
     return FileHistory(str(path)), is_new
 
 
+class Pastes:
+    """Long pasted texts. The line editor shows a mark in the place of each, so that they do not fill the screen."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        """Maps marks to texts."""
+
+    def shown(self, text: str) -> str:
+        """Return what the line editor shows for a pasted text."""
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        lines = text.count("\n") + (not text.endswith("\n"))
+        if lines <= _PASTED_LINES and len(text) <= _PASTED_CHARS:
+            return text
+        size = plural(lines, "line") if lines > 1 else plural(len(text), "character")
+        mark = f"[paste #{len(self._texts) + 1}: {size}]"
+        self._texts[mark] = text
+        return mark
+
+    def expanded(self, text: str) -> str:
+        """Return a prompt with the pasted texts in the places of their marks."""
+        if not self._texts:
+            return text
+        return re.sub("|".join(map(re.escape, self._texts)), lambda found: self._texts[found[0]], text)
+
+
+class _ExpandedHistory(History):
+    """A history that gets the pasted texts, and not their marks."""
+
+    def __init__(self, history: History, pastes: Pastes) -> None:
+        super().__init__()
+        self._history = history
+        self._pastes = pastes
+
+    def load_history_strings(self) -> Iterable[str]:
+        """See `History`."""
+        return self._history.load_history_strings()
+
+    def append_string(self, string: str) -> None:
+        """See `History`."""
+        super().append_string(self._pastes.expanded(string))
+
+    def store_string(self, string: str) -> None:
+        """See `History`."""
+        self._history.store_string(string)
+
+
 class LineEditor:
     """The keyboard with a line editor. `toolbar` returns the line to show below the prompt. The first prompt gets
-    the keys `typed`."""
+    the keys `typed`. Shift-Tab calls `next_mode`."""
 
-    def __init__(self, choices: Choices, history: History, toolbar: Callable[[], str], typed: str = "") -> None:
+    def __init__(
+        self,
+        choices: Choices,
+        history: History,
+        toolbar: Callable[[], str],
+        next_mode: Callable[[], object],
+        typed: str = "",
+    ) -> None:
+        self._pastes = Pastes()
+        self._is_leaving = False
         style = Style.from_dict({"bottom-toolbar": "noreverse italic", "completion-menu.completion.current": "reverse"})
         self._session: PromptSession[str] = PromptSession(
-            history=history,
+            history=_ExpandedHistory(history, self._pastes),
             multiline=True,
             completer=ChoicesCompleter(choices),
             complete_in_thread=True,
-            key_bindings=_prompt_keys(),
-            bottom_toolbar=lambda: on_one_line(toolbar()),
+            complete_while_typing=Condition(self._may_complete),  # otherwise, no lines are reserved for the menu
+            key_bindings=self._keys(next_mode),
+            bottom_toolbar=lambda: _LEAVING if self._is_leaving else on_one_line(toolbar()),
             prompt_continuation="  ",
             style=style,
             enable_suspend=True,
@@ -236,6 +305,7 @@ class LineEditor:
             tempfile_suffix=".md",
             reserve_space_for_menu=6,
         )
+        self._session.default_buffer.on_text_changed += self._stay
         self._is_aside = False
         self._collector = _KeyCollector()
         keys: list[KeyPress] = []
@@ -244,9 +314,11 @@ class LineEditor:
 
     async def prompt(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
-        return await self._session.prompt_async(
+        self._is_leaving = False
+        text = await self._session.prompt_async(
             message, default=default, handle_sigint=False, set_exception_handler=False
         )
+        return self._pastes.expanded(text)
 
     async def line(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
@@ -296,6 +368,34 @@ class LineEditor:
     def refresh(self) -> None:
         """See `Keyboard`."""
         self._session.app.invalidate()
+
+    def _may_complete(self) -> bool:
+        return _is_completed(self._session.default_buffer.document.text_before_cursor)
+
+    def _stay(self, _buffer: Buffer) -> None:
+        self._is_leaving = False
+
+    def _keys(self, next_mode: Callable[[], object]) -> KeyBindings:
+        keys = _prompt_keys()
+
+        @keys.add("c-c")
+        def clear_or_leave(event: KeyPressEvent) -> None:
+            if event.current_buffer.text:
+                event.current_buffer.reset()
+            elif self._is_leaving:
+                event.app.exit(exception=EOFError)
+            else:
+                self._is_leaving = True
+
+        @keys.add("s-tab", filter=~has_completions)
+        def change_mode(_event: KeyPressEvent) -> None:
+            next_mode()
+
+        @keys.add(Keys.BracketedPaste)
+        def paste(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text(self._pastes.shown(event.data))
+
+        return keys
 
 
 class PlainKeyboard:
@@ -478,10 +578,6 @@ def _prompt_keys() -> KeyBindings:
     @keys.add("c-j")
     def break_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
-
-    @keys.add("c-c")
-    def clear(event: KeyPressEvent) -> None:
-        event.current_buffer.reset()
 
     @keys.add("c-d")
     def leave(event: KeyPressEvent) -> None:

@@ -52,7 +52,7 @@ class RemoteClient(TerminalClient, Protocol):
         ...
 
 
-class _Times(Times):
+class ChatTimes(Times):
     """In a chat, the user sees that the connection is broken, and decides how long to wait."""
 
     give_up = 7 * 86_400.0
@@ -66,9 +66,10 @@ async def connect_to(
     *,
     capabilities: Mapping[str, Any],
     observe: Observer | None = None,
+    times: Times,
 ) -> AsyncIterator[RemoteConnection]:
-    """Connect to the server at `address`, and initialize the connection. At the end of the block, leave the server;
-    its sessions and turns go on.
+    """Connect to the server at `address`, and initialize the connection. `times` says when crow gives up. At the end
+    of the block, leave the server; its sessions and turns go on.
 
     :raises ~crow.domain.errors.CrowError: the address or the token cannot be used, or the server cannot be reached, or
         it does not follow the protocol.
@@ -79,7 +80,7 @@ async def connect_to(
         raise UserError(str(error)) from None
     main = asyncio.current_task()
     assert main is not None
-    async with _bridged(place, token, client, observe) as connection:
+    async with _bridged(place, token, client, observe, times) as connection:
         leave = asyncio.create_task(connection.ended.wait())
         leave.add_done_callback(lambda task: task.cancelled() or main.cancel())
         try:
@@ -107,7 +108,7 @@ async def connect_to(
 
 @asynccontextmanager
 async def _bridged(
-    place: Address, token: str, client: RemoteClient, observe: Observer | None
+    place: Address, token: str, client: RemoteClient, observe: Observer | None, times: Times
 ) -> AsyncIterator[RemoteConnection]:
     """Run a bridge in a thread, and read what it passes on."""
     loop = asyncio.get_running_loop()
@@ -119,7 +120,7 @@ async def _bridged(
             loop.call_soon_threadsafe(client.connection_changed)
 
     bridge = Bridge(place, token=token, source=theirs.fileno(), sink=sink, on_change=changed)
-    bridge.times = _Times()
+    bridge.times = times
     reader, writer = await asyncio.open_connection(sock=ours)
     connection = RemoteConnection(client, bridge, writer, observe)
     connection.cwd = os.getcwd() if place.is_loopback else None

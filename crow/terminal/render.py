@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from crow.domain.diff import diff_lines
-from crow.domain.text import on_one_line, safe
+from crow.domain.text import on_one_line, plural, safe
 
 _PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
@@ -540,17 +540,17 @@ def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = 
     return "".join(f"{'' if look.has_words else '  '}{line}\n" for line in shown), hidden
 
 
-def output_of(look: Look, text: str) -> str:
-    """Return the last lines of a finished call's output."""
+def output_of(look: Look, text: str, *, most: int = _OUTPUT_LINES, columns: int | None = None) -> str:
+    """Return the last `most` lines of a call's output, cut to so many columns (default: those of the terminal)."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     if lines and re.match(r"`{3,}", lines[0]) and lines[-1] == "`" * len(lines[-1]):
         lines = lines[1:-1]
-    hidden = max(0, len(lines) - _OUTPUT_LINES)
-    shown = [f"... ({hidden} lines before)"] if hidden else []
+    hidden = max(0, len(lines) - most)
+    shown = [f"... ({plural(hidden, 'line')} before)"] if hidden else []
     shown += lines[hidden:]
     if look.has_words:
         return "".join(f"{safe(line)}\n" for line in shown)
-    width = look.columns - 3
+    width = (columns or look.columns - 1) - 2
     return "".join(f"  {look.paint('dim', cut(safe(line).expandtabs(4), width))}\n" for line in shown)
 
 

@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crow.agent.permissions.rules import typed_rule
+from crow.app import recording
+from crow.bridge.loop import Times
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.receipts import receipt_in
@@ -20,13 +22,9 @@ from crow.protocol.frames import RequestError
 from crow.settings import Loaded
 from crow.store import SessionRow
 from crow.terminal.answer import AnswerSchema, json_in, read_schema
-from crow.terminal.connection import (
-    Params,
-    TerminalConnection,
-    connect,
-    error_of,
-)
+from crow.terminal.connection import Connection, Params, TerminalConnection, connect, error_of
 from crow.terminal.prompt import read_prompt, text_block
+from crow.terminal.remote import RemoteConnection, connect_to
 from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
 from crow.terminal.sessions import add_session_arguments, check_session_options, open_session
 
@@ -44,6 +42,9 @@ _EXIT_CODES = f"""exit codes:
 """
 
 _SCHEMA_TRIES = 3
+
+_LOCAL_OPTIONS = ("base_url", "allow", "max_steps", "require_verified")
+"""What only a crow in this process can do."""
 
 _CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -116,18 +117,28 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
     cwd = _check_options(options)
     schema = read_schema(options.schema) if options.schema else None
     prompt = read_prompt(options)
+    if options.connect is not None and any(block["type"] == "resource_link" for block in prompt):
+        raise ArgumentError(
+            "--file attaches only small text files with --connect: the server cannot read this machine."
+        )
     if schema is not None:
         wanted = json.dumps(schema.schema, ensure_ascii=False)
         prompt.append(text_block(f"Your last message must be only JSON, which this JSON Schema accepts:\n{wanted}"))
     loaded = load()
     if loaded.problem is not None:
         raise loaded.problem
-    run = _RunClient(options, _with_options(loaded, options), lambda: _with_options(load(), options), schema)
+    if options.connect is None:
+        loaded = _with_options(loaded, options)
+    run = _RunClient(options, loaded, lambda: _with_options(load(), options), schema)
     return asyncio.run(run.run(prompt, cwd))
 
 
 def _check_options(options: argparse.Namespace) -> str | None:
     """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
+    for name in _LOCAL_OPTIONS if options.connect is not None else ():
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} cannot be used with --connect: the settings of the server apply.")
     if options.fork and not (options.session or options.newest):
         raise ArgumentError("--fork needs a session to copy: add --continue or --session SESSION.")
     if options.max_steps is not None and options.max_steps < 1:
@@ -136,7 +147,7 @@ def _check_options(options: argparse.Namespace) -> str | None:
         raise ArgumentError(f"--max-cost is {options.max_cost:g}; expected US dollars above 0, such as 0.50.")
     for rule in options.allow:
         typed_rule(rule, allow=True, cwd="/")
-    return check_session_options(options)
+    return check_session_options(options, is_remote=options.connect is not None)
 
 
 @dataclass
@@ -161,8 +172,12 @@ class _RunProgress:
     """The ids of the tool calls that were refused."""
     was_refused_last: bool = False
     """Whether no call has completed since the last refusal."""
-    first_cost: float = 0.0
-    """The cost of the session before the run, in US dollars."""
+    first_cost: float | None = 0.0
+    """The cost of the session before the run, in US dollars. None until a server has sent it."""
+    tokens_in: int = 0
+    """The input tokens of the turns that a server has run."""
+    tokens_out: int = 0
+    """The output tokens of these turns."""
     cost: float | None = None
     """The cost of the session now, in US dollars, or None if it is unknown."""
     stopped_by: str = ""
@@ -185,7 +200,8 @@ class _RunClient:
         self._schema = schema
         self._turn = _RunProgress()
         self._session_id = ""
-        self._connection: TerminalConnection | None = None
+        self._connection: Connection | None = None
+        self._is_lost = False
         self._interrupts = 0
         self._is_prompting = False
         self._screen = Screen()
@@ -197,9 +213,7 @@ class _RunClient:
         assert main is not None
         with interrupts(lambda: self._interrupt(main)), self._screen.spinning():
             try:
-                async with connect(
-                    self._loaded, self, reload=self._reload, capabilities=_CAPABILITIES, is_warmed=False
-                ) as connection:
+                async with self._connect() as connection:
                     self._connection = connection
                     try:
                         opened = await open_session(connection, self._options, cwd)
@@ -215,18 +229,39 @@ class _RunClient:
                 self._say_how_to_continue("Interrupted.")
                 return _INTERRUPTED
 
-    async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Connection]:
+        loaded, address = self._loaded, self._options.connect
+        if address is None:
+            async with connect(loaded, self, reload=self._reload, capabilities=_CAPABILITIES, is_warmed=False) as local:
+                yield local
+            return
+        self._turn.first_cost = None
+        token, caps, times = self._options.token_file, _CAPABILITIES, Times()
+        with recording(loaded) as recorder:
+            async with connect_to(address, token, self, capabilities=caps, observe=recorder, times=times) as remote:
+                yield remote
+
+    async def _stored(self, connection: Connection) -> SessionRow | None:
+        """Return the session as it is stored, or None if it is on a server."""
+        return await connection.store.session(self._session_id) if isinstance(connection, TerminalConnection) else None
+
+    async def _prompt(self, connection: Connection, prompt: list[dict[str, Any]]) -> int:
         """Run the prompt and print the result. If the schema of --schema rejects the answer, ask for a corrected
         answer, at most `_SCHEMA_TRIES` times."""
-        before = await connection.store.session(self._session_id)
-        self._turn.first_cost = before.cost
+        before = await self._stored(connection)
+        if before is not None:
+            self._turn.first_cost = before.cost
         stop, problem, value = "", "", None
         for tries_left in range(_SCHEMA_TRIES, -1, -1):
             params = {"sessionId": self._session_id, "prompt": prompt}
             self._turn.text = self._turn.message_id = ""
             self._is_prompting = True
             try:
-                stop = (await connection.call("session/prompt", params))["stopReason"]
+                answer = await connection.call("session/prompt", params)
+                stop = answer["stopReason"]
+                self._turn.tokens_in += answer.get("usage", {}).get("inputTokens", 0)
+                self._turn.tokens_out += answer.get("usage", {}).get("outputTokens", 0)
             except RequestError as error:
                 problem = str(error)
                 break
@@ -238,7 +273,7 @@ class _RunClient:
             await self._screen.say(f"The answer is not accepted: {problem}. Asking again.")
             prompt = [text_block(f"Your answer is not accepted: {problem}. Answer with the corrected JSON only.")]
         code = self._exit_code(stop, problem)
-        receipt = await self._receipt(connection, before.leaf)
+        receipt = None if before is None else await self._receipt(connection, before.leaf)
         if code == _DONE and self._options.require_verified and receipt and receipt.get("state") != "verified":
             code = _UNVERIFIED
         await self._screen.end_line()
@@ -283,30 +318,31 @@ class _RunClient:
 
     def _say_how_to_continue(self, words: str) -> None:
         self._screen.clear()
-        how = f'Everything is kept; continue with: crow run --session {self._session_id} "..."'
+        server = f"--connect {shell_quoted(self._options.connect)} " if self._options.connect else ""
+        how = f'Everything is kept; continue with: crow run {server}--session {self._session_id} "..."'
         line = f"{words} {how if self._session_id else ''}".strip()
         with suppress(OSError):
             print(f"crow: {safe(line)}", file=sys.stderr)
 
     async def _print_result(
         self,
-        connection: TerminalConnection,
+        connection: Connection,
         stop: str,
         problem: str,
         value: Any,
         code: int,
-        before: SessionRow,
+        before: SessionRow | None,
         receipt: JsonObject | None,
     ) -> None:
-        turn, row = self._turn, await connection.store.session(self._session_id)
+        turn, row = self._turn, await self._stored(connection)
+        tokens_in, tokens_out = turn.tokens_in, turn.tokens_out
+        if row is not None and before is not None:  # with those of subagents and summaries
+            tokens_in, tokens_out = row.tokens_in - before.tokens_in, row.tokens_out - before.tokens_out
         result: dict[str, Any] = {
             "sessionId": self._session_id,
             "stopReason": stop or None,
             "text": turn.text,
-            "usage": {
-                "inputTokens": row.tokens_in - before.tokens_in,
-                "outputTokens": row.tokens_out - before.tokens_out,
-            },
+            "usage": {"inputTokens": tokens_in, "outputTokens": tokens_out},
             "cost": self._spent(),
             "files": list(turn.files),
             "receipt": receipt,
@@ -319,8 +355,9 @@ class _RunClient:
             result["error"] = problem
         await self._screen.print_line({"result": result})
 
-    async def _receipt(self, connection: TerminalConnection, leaf: int | None) -> JsonObject | None:
+    async def _receipt(self, connection: Connection, leaf: int | None) -> JsonObject | None:
         """Return the newest receipt since `leaf`, or None if the run changed no files."""
+        assert isinstance(connection, TerminalConnection)
         row = await connection.store.session(self._session_id)
         entries = await connection.store.left_behind(row.leaf, leaf, ("custom",))
         return next((data for entry in reversed(entries) if (data := receipt_in(entry.body)) is not None), None)
@@ -328,7 +365,7 @@ class _RunClient:
     def _spent(self) -> float | None:
         """Return the cost of this run in US dollars, or None if it is unknown."""
         turn = self._turn
-        return None if turn.cost is None else round(turn.cost - turn.first_cost, 9)
+        return None if turn.cost is None else round(turn.cost - (turn.first_cost or 0.0), 9)
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
         """Handle Ctrl-C. The first press cancels a running turn. Any other press ends the program."""
@@ -360,6 +397,8 @@ class _RunClient:
                 await self._show_text(update.get("messageId", ""), update["content"].get("text", ""))
             case "tool_call" | "tool_call_update":
                 await self._show_call(update)
+            case "usage_update" if self._turn.first_cost is None:  # a server sends it when a session is opened
+                self._turn.first_cost = float(update.get("cost", {}).get("amount") or 0.0)
             case "usage_update" if self._is_prompting:
                 await self._check_cost(update.get("cost", {}).get("amount"))
             case "notice":
@@ -426,12 +465,26 @@ class _RunClient:
         self._turn.refused_calls.add(call["toolCallId"])
         self._turn.was_refused_last = True
         how = f"; allow it with --allow {shell_quoted(rule)}" if rule else ""
+        how = "; a rule in the server's settings can allow it" if self._options.connect else how
         await self._screen.say(f"  refused, because there is no terminal to ask at: {call['title']}{how}")
         return _selected(question.no)
 
     async def elicit(self, params: Params) -> dict[str, Any]:  # noqa: ARG002
         """See `TerminalClient`. This method is not called, because `_CAPABILITIES` do not offer elicitation."""
         return {"action": "cancel"}
+
+    # See RemoteClient.
+
+    def connection_changed(self) -> None:
+        """See `RemoteClient`."""
+        is_lost = isinstance(self._connection, RemoteConnection) and not self._connection.is_connected
+        if is_lost is not self._is_lost:
+            self._is_lost = is_lost
+            self._start(self._screen.say("crow: reconnecting to the server" if is_lost else "crow: connected again"))
+
+    async def warn(self, words: str) -> None:
+        """See `RemoteClient`."""
+        await self._screen.say(words)
 
 
 def _selected(option_id: str) -> dict[str, Any]:

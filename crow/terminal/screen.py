@@ -45,9 +45,9 @@ class Screen:
         self.status: Callable[[str, int], str] | None = None
         """Returns the whole text beside the spinner for the label and a number of columns. If it is set and no text was
         written for a moment, the spinner is shown also in the middle of a line of the answer, on the next line."""
-        self.below: Sequence[str] = ()
-        """Lines to show under the spinner, also in the middle of a line of the answer. They must not be wider than the
-        terminal."""
+        self.below: Callable[[int], Sequence[str]] = lambda columns: ()  # noqa: ARG005
+        """Returns the lines to show under the spinner, also in the middle of a line of the answer. They must not be
+        wider than the given number of columns. They may contain styles."""
         self._escapes = sys.stdout.isatty()
         self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         """Without `is_animated`, no spinner is shown. A spinner also needs stderr to be a capable terminal."""
@@ -80,7 +80,7 @@ class Screen:
             await write(sys.stdout, text)
             self._at_line_start = text.endswith("\n")
             self._pause_steps = 0
-            if self.below:
+            if self._has_lines():
                 self.refresh()
 
     async def print_message(self, text: str, *, is_new: bool) -> None:
@@ -145,13 +145,12 @@ class Screen:
             await asyncio.sleep(_SPINNER_S)
             self._step += 1
             self._pause_steps += 1
-            if self._at_line_start or self.below or (self.status is not None and self._pause_steps >= _PAUSE_STEPS):
+            is_paused = self.status is not None and self._pause_steps >= _PAUSE_STEPS
+            if self._at_line_start or is_paused or self._has_lines():
                 self.refresh()
 
-    @property
-    def _stays(self) -> bool:
-        """Whether the spinner can be shown in the middle of a line, too."""
-        return self.status is not None or bool(self.below)
+    def _has_lines(self) -> bool:
+        return bool(self.below(shutil.get_terminal_size().columns - 1))
 
     def refresh(self) -> None:
         """Draw the spinner and the lines below it. The cursor stays at the end of the answer."""
@@ -162,9 +161,10 @@ class Screen:
         label = on_one_line(self.label)
         # A character takes up to two columns.
         words = label[: columns // 2 - 2] if self.status is None else self.status(label, columns - 3)
-        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {words}", *self.below]
-        self._is_spinning, self._has_below = True, self._stays
-        if not self._stays:
+        # The lines are made anew each time, because a line that the terminal wraps would move the answer.
+        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {words}", *self.below(columns - 1)]
+        self._is_spinning, self._has_below = True, self.status is not None or len(lines) > 1
+        if not self._has_below:
             self._show(f"\r\x1b[K{lines[0]}")
             return
         # First make room below, so that the terminal does not scroll between saving and restoring the cursor.

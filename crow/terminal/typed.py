@@ -11,7 +11,10 @@ from rich.cells import cell_len
 from crow.domain.text import on_one_line
 
 ENTERS = ("\r", "\n")
-_ESCAPE = "\x1b"
+COMMANDS = ("/", "!")
+"""How slash commands and the user's own shell commands begin."""
+
+_ESCAPE, _SHIFT_TAB = "\x1b", "\x1b[Z"
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)", re.DOTALL)
 """The code of a key such as an arrow, or of a key with Alt."""
 
@@ -33,6 +36,8 @@ class TypedText:
     queue: list[str] = field(default_factory=list)
     is_stop_asked: bool = False
     """Whether the last key was Esc without any text."""
+    is_mode_asked: bool = False
+    """Whether the last key was Shift-Tab."""
     _decode: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
     )
@@ -41,6 +46,7 @@ class TypedText:
         """Take the bytes of typed keys. Return the texts to send into the running turn."""
         text = self._decode.decode(data)
         self.is_stop_asked = text == _ESCAPE and not (self.line or self.queue)
+        self.is_mode_asked = text == _SHIFT_TAB
         if text == _ESCAPE:
             self.take_back()
             return ()
@@ -89,7 +95,7 @@ class TypedText:
         """Return what the keys do now."""
         if self.line:
             return "Enter queues this for after the turn" + (" · Esc takes back" if self.queue else " · Esc clears it")
-        if self.queue and self.queue[0].startswith("/"):
+        if self.queue and self.queue[0].startswith(COMMANDS):
             return "sent after the turn · Esc takes it back"  # a running turn takes no commands
         return "sent after the turn · Enter sends it into this turn · Esc takes it back"
 
@@ -98,7 +104,7 @@ class TypedText:
         if text.strip():
             self.queue.append(text)
             return ()
-        if self.queue and not self.queue[0].startswith("/"):
+        if self.queue and not self.queue[0].startswith(COMMANDS):
             return (self.queue.pop(0),)
         return ()
 

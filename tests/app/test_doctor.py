@@ -246,6 +246,14 @@ def create_database(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_data_directory_that_cannot_be_made_is_named_and_ends_no_check(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run(tmp_path, "doctor", "--json", CROW_HOME=str(tmp_path / "file" / "crow"), CROW_MODEL="offline")
+    found = states(done)
+    assert (done.returncode, found["database"], found["streaming"]) == (1, "failed", "ok")
+    assert (found["tools"], found["confinement"]) == ("failed", "skipped")
+
+
 def test_a_damaged_database_is_reported_and_repaired_on_request(run: Run, tmp_path: Path) -> None:
     path = create_database(tmp_path)
     with closing(sqlite3.connect(path)) as connection:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from release.__main__ import main
 from release.archive import FOLDER, PLATFORMS, Platform, constraints_for, pack
 from release.contents import add_launchers, binary_kind, problems, prune_packages, prune_python, third_party
 
@@ -170,6 +171,34 @@ def test_a_platform_replaces_pins_and_adds_its_own() -> None:
     assert constraints_for(PLATFORMS["darwin-x86_64"], "a==1\ncryptography==50.0.2\n") == "a==1\ncryptography==48.0.0\n"
     assert constraints_for(WINDOWS, "a==1\n").splitlines()[0] == "a==1"
     assert constraints_for(LINUX, "a==1\n") == "a==1\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("vms-vax=python", '--python vms-vax=python: "vms-vax" is not one of linux-x86_64, '),
+        ("linux-x86_64", '--python linux-x86_64: "" has no bin/python3.13'),
+        ("linux-x86_64=.", '--python linux-x86_64=.: "." has no bin/python3.13'),
+        ("windows-x86_64=none", '--python windows-x86_64=none: "none" has no python.exe'),
+    ],
+)
+def test_a_python_that_cannot_be_used_is_refused_with_words(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, given: str, words: str
+) -> None:
+    out = tmp_path / "dist"
+    assert main(["--wheel", "crow.whl", "--out", str(out), "--python", given]) == 1
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_python_of_another_platform_and_a_wrong_checksum_are_refused_with_words(tmp_path: Path) -> None:
+    stage = staged(tmp_path, LINUX)
+    write(stage / LINUX.interpreter, HEADS["linux-aarch64"])
+    assert problems(stage, LINUX, "1.2.3") == ["bin/python3.13 is for linux-aarch64"]
+    digest, _ = pack(stage, tmp_path / LINUX.archive)
+    for line, code in ((f"{digest}  {LINUX.archive}", 0), (f"{'0' * 64}  {LINUX.archive}", 1), ("", 1)):
+        command, given = ["sha256sum", "--check"], f"{line}\n".encode()
+        assert subprocess.run(command, input=given, cwd=tmp_path, capture_output=True, check=False).returncode == code
 
 
 def test_the_launcher_needs_no_other_program_without_links(tmp_path: Path) -> None:

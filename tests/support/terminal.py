@@ -120,6 +120,9 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
     def wait_for(self, text: str) -> str:
         """Read until `text` was written after the last text that was waited for. Return what was written until then."""
         wanted = text.encode()

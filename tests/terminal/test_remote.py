@@ -317,3 +317,82 @@ def test_ctrl_c_leaves_a_server_that_answers_nothing_and_floods(shell: Shell) ->
             terminal.type(CTRL_C)
             terminal.wait_for("Come back with: crow chat --connect")
             assert terminal.wait() == 130
+
+
+def test_a_run_elsewhere_streams_its_answer_and_reports_like_one_here(shell: Shell) -> None:
+    first, retry = text("It is ", "done."), text('{"ok": true}')
+    shell.endpoint.script(calls(("write_file", {"path": "a.txt", "content": "hello\n"})), first, text("no"), retry)
+    (shell.place / "note.txt").write_text("a note of this machine")
+    (shell.place / "schema.json").write_text('{"type": "object"}')
+    shell_here, env = shell.env, elsewhere(shell)
+    with serving(shell) as (_, address):
+        shell.env = shell_here | env
+        run = ("run", "--connect", address, "--session", "work")
+        note = ("--file", "note.txt", "--mode", "accept-edits")
+        code, out, err = shell.crow(*run, "write it", *note)
+        assert (code, out) == (0, "It is done.\n")
+        assert 'No session "work" exists' in err
+        code, out, _ = shell.crow(*run, "is it?", "--schema", "schema.json", "--json")
+    result = json.loads(out.splitlines()[-1])["result"]
+    assert (shell.place / "a.txt").read_text() == "hello\n"
+    assert "a note of this machine" in shell.asked(0)
+    assert (code, result["json"], result["stopReason"], result["exitCode"]) == (0, {"ok": True}, "end_turn", 0)
+    assert result["usage"]["inputTokens"] > 0
+    assert result["receipt"] is None
+    assert "write it" in shell.asked()
+
+
+def test_a_run_elsewhere_refuses_calls_without_a_terminal_and_says_what_could_allow_them(shell: Shell) -> None:
+    shell.endpoint.script(calls(("write_file", {"path": "a.txt", "content": "hello\n"})), text("I could not."))
+    shell_here, env = shell.env, elsewhere(shell)
+    with serving(shell) as (_, address):
+        shell.env = shell_here | env
+        code, _, err = shell.crow("run", "--connect", address, "write it")
+    assert code == 4
+    assert "a rule in the server's settings can allow it" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--allow", "fetch"), "--allow cannot be used with --connect"),
+        (("--max-steps", "3"), "--max-steps cannot be used with --connect"),
+        (("--require-verified",), "--require-verified cannot be used with --connect"),
+        (("--base-url", "http://127.0.0.1:1/v1"), "--base-url cannot be used with --connect"),
+        (("--file", "large.bin"), "--file attaches only small text files with --connect"),
+        (("--mode", "wild"), '--mode is "wild"'),
+    ],
+)
+def test_what_a_run_elsewhere_cannot_do_is_said_before_connecting(
+    shell: Shell, options: tuple[str, ...], words: str
+) -> None:
+    (shell.place / "large.bin").write_bytes(b"\0")
+    code, out, err = shell.crow("run", "--connect", "no.sock", "hello", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_run_says_that_its_server_was_killed_and_how_to_go_on(shell: Shell) -> None:
+    slow, gate = held("half of it ", "and the rest.")
+    shell.endpoint.script(slow, text("Carried on."))
+    shell_here, env = shell.env, elsewhere(shell)
+    with serving(shell) as (server, address):
+        shell.env = shell_here | env
+        with shell.start("run", "--connect", address, "go") as client:
+            assert client.stdout is not None
+            seen = b""
+            while b"half of it" not in seen:
+                seen += client.stdout.read(1)
+            server.kill()
+            server.wait(60)
+            shell.env = shell_here
+            with serving(shell):
+                gate.open()
+                seen += client.stdout.read()
+                assert client.stderr is not None
+                told = client.stderr.read().decode()
+                assert client.wait(60) == 1
+    assert seen.count(b"half of it") == 1
+    assert "crow: reconnecting to the server\ncrow: connected again\n" in told
+    assert "The turn of this prompt was interrupted" in told
+    assert f"crow run --connect '{address}' --session crow-" in told
