@@ -226,6 +226,7 @@ class _IsolatedWorkspace:
         access: CommandAccess,  # noqa: ARG002
         excluded: ExcludedPaths = NOTHING_EXCLUDED,  # noqa: ARG002
         layer: Layer | None = None,  # noqa: ARG002
+        network: CommandNetwork | None = None,  # noqa: ARG002
     ) -> BackgroundCommand:
         """See :class:`crow.tools.Workspace`. Nothing runs in the background in a subagent's layer."""
         raise PermissionError(errno.EPERM, _ONLY_CONFINED, command[:80])

@@ -141,7 +141,9 @@ async def _start_job(invocation: ToolInvocation, command: str, access: CommandAc
         layer = await layers.open()
         if layer is not None:
             plan = replace(invocation.planned, coverage=replace(invocation.planned.coverage, rule_tool="shell"))
-            own, access = JobLayer(layers=layers, layer=layer, plan=plan), "write"
+            reviewer = invocation.ports.reviewer
+            gate = None if reviewer is None else Gate(partial(reviewer.decide_host, plan))
+            own, access = JobLayer(layers=layers, layer=layer, plan=plan, gate=gate), "write"
     job = await invocation.context.jobs.start(command, access, invocation.excluded, own)
     await job.wait(_FIRST_OUTPUT_S)
     if job.is_running and invocation.ports.background is not None:
@@ -212,9 +214,11 @@ async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, loo
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
+    gate = None if job.own is None else job.own.gate
+    unreached = "" if gate is None else gate.take_refused()
     hint = "" if job.is_running else _explain(context, job.line, job.access, output, has_failed=has_failed)
     shown = await context.outputs.shown(output.removesuffix("\n"))
-    text = "\n".join(filter(None, [shown, f"[{status}]", settled.words, hint]))
+    text = "\n".join(filter(None, [shown, f"[{status}]", settled.words, unreached or hint]))
     max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None
     announcement = None if invocation.planned is None else settled.announced(invocation.planned.announcement)
     return Outcome(
