@@ -431,6 +431,10 @@ class Workspace(Protocol):
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
         access. The value is valid only after a call of `sandbox_status`."""
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """The hosts for which crow adds a credential of the user to requests of commands in layers."""
+
     async def sandbox_status(self) -> SandboxStatus:
         """Return the state of the sandbox. The first call in this process tests the sandbox, in a thread."""
 

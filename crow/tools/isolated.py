@@ -124,6 +124,11 @@ class _IsolatedWorkspace:
         return self._workspace.confines
 
     @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.Workspace`."""
+        return self._workspace.credential_hosts
+
+    @property
     def has_leftovers(self) -> bool:
         """See :class:`crow.tools.Workspace`."""
         return self._workspace.has_leftovers

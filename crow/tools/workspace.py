@@ -208,6 +208,11 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.confines`."""
         return self._confiner is not None and self._confiner.confines
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.Workspace`."""
+        return () if self._confiner is None else self._confiner.credential_hosts
+
     async def sandbox_status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
         status = _OFF if self._confiner is None else await self._confiner.status()

@@ -160,4 +160,6 @@ async def test_a_command_in_the_background_uses_a_credential_where_rules_allow_i
     assert f"[Hosts not reached: {host}: nobody is asked" in pushed, "a push needs a rule of its own"
     assert server.subjects("app") == ["first"]
     assert len(user.asked) == 1
+    (spec,) = [tool for tool in endpoint.asked[0].body["tools"] if tool["function"]["name"] == "shell"]
+    assert f"For HTTPS to {host}, crow adds the user's credential" in spec["function"]["description"]
     assert all(secret.decode() not in text for text in (refused, cloned, pushed) for secret in SECRETS)

@@ -84,8 +84,8 @@ _CHANGES_REJECTED = (
 
 _HOST_REJECTED = "the user did not allow it; do not try it again unasked"
 _HOST_IN_BACKGROUND = (
-    "nobody is asked for a command in the background; a command in the foreground asks the user, who can allow the host "
-    "always"
+    "nobody is asked for a command in the background; run a command that reaches the host in the foreground first, so "
+    "that the user can allow it always"
 )
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
-from crow.domain.text import title_line
+from crow.domain.text import shorten, title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.changes import Settled, settle, settle_job, undoable
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
@@ -29,6 +31,7 @@ _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
+_HOSTS_CHARS = 400
 _SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""
 
@@ -248,6 +251,17 @@ _SHELL_SPEC = tool_spec(
         "Return at once, without a timeout. You are told when it ends.",
     ),
 )
+
+
+def shell_spec(spec: ToolSpec, hosts: Sequence[str]) -> ToolSpec:
+    """Return the spec for a model that should know for which hosts the user has credentials."""
+    if not hosts:
+        return spec
+    named = shorten(", ".join(hosts), _HOSTS_CHARS)
+    words = f" For HTTPS to {named}, crow adds the user's credential (git push, too), except with access full."
+    return replace(spec, description=spec.description + words)
+
+
 SHELL = Builtin(_SHELL_SPEC, "execute", "execute", _plan_shell, _run_shell)
 
 _JOB = argument("string", "Such as job1.")
