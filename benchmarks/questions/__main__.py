@@ -296,6 +296,10 @@ class Reviewer:
         """See :class:`crow.tools.ChangeReviewer`. Nothing is reached."""
         return HostVerdict(refusal="no command of the corpus reaches the network")
 
+    async def decide_host(self, _command: PlannedCall, host: Host, use: Use | None = None) -> HostVerdict:
+        """See :class:`crow.tools.ChangeReviewer`. The same for a command in the background."""
+        return await self.review_host("", host, use)
+
     async def review(self, _call_id: str, changes: Changes, command: PlannedCall | None = None) -> str:
         """See :class:`crow.tools.ChangeReviewer`."""
         plan = command or self._plan

@@ -278,6 +278,11 @@ class SharedWorkspace:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
         return self.disk.confines and self._terminals is None
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.Workspace`."""
+        return () if self._terminals is not None else self.disk.credential_hosts
+
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :class:`crow.tools.Workspace`."""
         return "" if self._terminals is not None else self.disk.explain_failure(access, output, has_failed=has_failed)

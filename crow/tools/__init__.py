@@ -345,6 +345,9 @@ class BackgroundCommand(Protocol):
     async def check(self) -> None:
         """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
 
+    async def serve(self) -> None:
+        """Serve the command's network until the command has ended."""
+
     async def refresh(self) -> None:
         """Let a command in a layer see the files that were replaced in the workspace meanwhile."""
 
@@ -428,6 +431,10 @@ class Workspace(Protocol):
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
         access. The value is valid only after a call of `sandbox_status`."""
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """The hosts for which crow adds a credential of the user to requests of commands in layers."""
+
     async def sandbox_status(self) -> SandboxStatus:
         """Return the state of the sandbox. The first call in this process tests the sandbox, in a thread."""
 
@@ -466,9 +473,10 @@ class Workspace(Protocol):
         access: CommandAccess,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> BackgroundCommand:
-        """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: the
-        command cannot be started."""
+        """Start a command in the same way as `run`, and leave it running. The caller must end it, and call `serve`
+        meanwhile if the command has a `network`. :raises OSError: the command cannot be started."""
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
@@ -575,6 +583,9 @@ class ChangeReviewer(Protocol):
     async def review_host(self, call_id: str, host: Host, use: Use | None = None) -> HostVerdict:
         """Decide whether the command of a call may reach a host and use the user's credential there, and ask the user
         where needed."""
+
+    async def decide_host(self, command: PlannedCall, host: Host, use: Use | None = None) -> HostVerdict:
+        """Decide the same about a command in the background, from its plan. Nobody is asked."""
 
 
 class Plan(Protocol):

@@ -124,6 +124,11 @@ class _IsolatedWorkspace:
         return self._workspace.confines
 
     @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.Workspace`."""
+        return self._workspace.credential_hosts
+
+    @property
     def has_leftovers(self) -> bool:
         """See :class:`crow.tools.Workspace`."""
         return self._workspace.has_leftovers
@@ -226,6 +231,7 @@ class _IsolatedWorkspace:
         access: CommandAccess,  # noqa: ARG002
         excluded: ExcludedPaths = NOTHING_EXCLUDED,  # noqa: ARG002
         layer: Layer | None = None,  # noqa: ARG002
+        network: CommandNetwork | None = None,  # noqa: ARG002
     ) -> BackgroundCommand:
         """See :class:`crow.tools.Workspace`. Nothing runs in the background in a subagent's layer."""
         raise PermissionError(errno.EPERM, _ONLY_CONFINED, command[:80])

@@ -6,12 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import anyio
+from anyio.abc import TaskGroup
 
 from crow.domain.errors import ArgumentError
 from crow.tools import NOTHING_EXCLUDED, BackgroundCommand, CommandAccess, ExcludedPaths, PlannedCall, Workspace
 from crow.tools.layers import Layer
 from crow.tools.layers.describe import named
 from crow.tools.layers.session import Layers
+from crow.tools.network.gate import Gate
+from crow.tools.network.proxy import Proxy
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.sandbox import CHECK_S
 from crow.tools.truncate import OutputBuffer
@@ -32,6 +35,8 @@ class JobLayer:
     """The command as it was allowed, for the decision about what it changes."""
     refused: Collection[object] = ()
     """The changes that were not kept, and that the model was told about."""
+    gate: Gate | None = None
+    """Decides which hosts it may reach. None: none."""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     is_open: bool = True
     waiting: str = ""
@@ -130,6 +135,7 @@ class Jobs:
         self._starting = 0
         self._has_started = anyio.Event()
         self._watching = anyio.CancelScope()
+        self._tasks: TaskGroup | None = None
 
     async def start(
         self,
@@ -153,8 +159,11 @@ class Jobs:
         self._starting += 1
         job_id, unread = f"job{self._started}", OutputBuffer(_UNREAD_CHARS)
         layer = None if own is None else own.layer
+        network = None if own is None or own.gate is None else Proxy(own.gate)
         try:
-            command = await self._workspace.spawn(line, unread.feed, access=access, excluded=excluded, layer=layer)
+            command = await self._workspace.spawn(
+                line, unread.feed, access=access, excluded=excluded, layer=layer, network=network
+            )
         except BaseException:
             if own is not None:
                 await own.drop()
@@ -163,21 +172,28 @@ class Jobs:
             self._starting -= 1
         job = Job(id=job_id, line=line, access=access, command=command, unread=unread, own=own, keys=self._keys)
         self._jobs[job_id] = job
+        if self._tasks is not None and network is not None:
+            self._tasks.start_soon(command.serve)
         self._has_started.set()
         return self._jobs[job_id]
 
     async def watch(self) -> None:
-        """Restore protected files that running jobs change, and refresh their layers, until `close`."""
+        """Restore protected files that running jobs change, refresh their layers, and serve their network, until
+        `close`."""
         with self._watching:
-            while True:
-                await self._has_started.wait()
-                await anyio.sleep(CHECK_S)
-                if not any(job.is_running for job in self._jobs.values()):
-                    self._has_started = anyio.Event()
-                for job in [*self._jobs.values()]:
-                    if job.is_running:
-                        await job.command.check()
-                await self.refresh()
+            async with anyio.create_task_group() as self._tasks:
+                await self._check()
+
+    async def _check(self) -> None:
+        while True:
+            await self._has_started.wait()
+            await anyio.sleep(CHECK_S)
+            if not any(job.is_running for job in self._jobs.values()):
+                self._has_started = anyio.Event()
+            for job in [*self._jobs.values()]:
+                if job.is_running:
+                    await job.command.check()
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Let running jobs see the files that were replaced in the workspace meanwhile."""

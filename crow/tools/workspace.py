@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import logging
 import os
 import signal
 import socket
@@ -45,6 +46,8 @@ from crow.tools.process import HiddenKeys, KeySource, Process, child_environment
 from crow.tools.protection import ProtectedPaths, is_secret, secret_places
 from crow.tools.sandbox import CHECK_S, Confiner
 from crow.tools.truncate import OutputBuffer
+
+logger = logging.getLogger(__name__)
 
 _PATH_CHARS = 16_384
 """Longer paths are refused, because no system accepts them. The length is checked before the path is resolved, because
@@ -205,6 +208,11 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.confines`."""
         return self._confiner is not None and self._confiner.confines
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.Workspace`."""
+        return () if self._confiner is None else self._confiner.credential_hosts
+
     async def sandbox_status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
         status = _OFF if self._confiner is None else await self._confiner.status()
@@ -293,11 +301,20 @@ class DiskWorkspace:
         access: CommandAccess,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
         layer: Layer | None = None,
+        network: CommandNetwork | None = None,
     ) -> BackgroundCommand:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded, layer)
-        return _SpawnedCommand(process, self._confiner, on_output)
+        listeners: list[socket.socket] = []
+        process = await self._start(
+            command,
+            access,
+            lambda data: on_output(decoder.decode(data)),
+            excluded,
+            layer,
+            None if network is None else listeners.append,
+        )
+        return _SpawnedCommand(process, self._confiner, on_output, network, listeners)
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """See :meth:`crow.tools.Workspace.run_program`."""
@@ -448,10 +465,19 @@ class _LimitedBytes:
 class _SpawnedCommand:
     """The :class:`crow.tools.BackgroundCommand` of a process."""
 
-    def __init__(self, process: Process, confiner: Confiner | None, on_output: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        process: Process,
+        confiner: Confiner | None,
+        on_output: Callable[[str], None],
+        network: CommandNetwork | None,
+        listeners: list[socket.socket],
+    ) -> None:
         self._process = process
         self._confiner = confiner
         self._on_output = on_output
+        self._network = network
+        self._listeners = listeners
 
     @property
     def returncode(self) -> int | None:
@@ -468,6 +494,16 @@ class _SpawnedCommand:
         for sentence in () if self._confiner is None else await self._confiner.check(self._process):
             self._on_output(f"\n[{sentence}]\n")
 
+    async def serve(self) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        listeners, self._listeners = self._listeners, []
+        try:
+            # there is no time limit to stop
+            async with _connected(self._network, listeners, anyio.CancelScope(), self._confiner):
+                await self._process.wait()
+        except Exception:  # the command continues without its network
+            logger.exception("A command in the background lost its network")
+
     async def refresh(self) -> None:
         """See :class:`crow.tools.BackgroundCommand`."""
         if self._confiner is not None:
@@ -479,6 +515,8 @@ class _SpawnedCommand:
         await self._settle()
 
     async def _settle(self) -> None:
+        while self._listeners:  # nobody has served them
+            self._listeners.pop().close()
         if self._process.failure:
             self._on_output(f"\n[the command was not run, because it could not be confined: {self._process.failure}]\n")
         for sentence in () if self._confiner is None else await self._confiner.finish(self._process):

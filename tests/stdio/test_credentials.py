@@ -15,6 +15,7 @@ from tests.stdio.test_confinement import CONFINED, place
 from tests.stdio.test_layers import User, overlay, run, start
 from tests.stdio.test_layers import shell as plain_shell
 from tests.stdio.test_network import write_config
+from tests.support import fake_endpoint as fake
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.tools.layers.trees import git
 from tests.tools.network.git_server import PASSWORD, USER, GitServer, serving_git
@@ -131,3 +132,34 @@ async def test_what_git_and_a_command_know_is_used_and_what_is_missing_is_named(
         assert PASSWORD not in told
         assert user.asked == []
     assert not (home / "ran").exists(), "a helper that the repository names"
+
+
+async def test_a_command_in_the_background_uses_a_credential_where_rules_allow_it(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path, home: Path, server: GitServer
+) -> None:
+    write_config(home, config(server, TOKEN))
+    host, user = f"localhost:{server.port}", User("allow_always")
+    clone = f"export no_proxy= NO_PROXY=; git clone -q https://{host}/app.git $TMPDIR/{{}} && cat $TMPDIR/{{}}/a"
+    push = f"cd $TMPDIR/one; echo two > a; git {IDENTITY} commit -qam two; git push -q; env; cat /proc/*/environ"
+    async with crow(endpoint=endpoint, env=ENV, answers=user.answers) as agent:
+        session = await start(agent, place)
+
+        async def in_background(line: str, job: int) -> str:
+            ended = fake.calls(("shell_output", {"job": f"job{job}", "wait_s": 60}))
+            told = await run(agent, endpoint, session, plain_shell(line, background=True), ended)
+            return "".join(told[-2:])
+
+        refused = await in_background(clone.format("none", "none"), 1)
+        assert f"[Hosts not reached: {host}: nobody is asked for a command in the background" in refused
+        assert user.asked == []
+        await run(agent, endpoint, session, shell(f"git ls-remote -q https://{host}/app.git"))
+        cloned = await in_background(clone.format("one", "one"), 2)
+        pushed = await in_background(f"export no_proxy= NO_PROXY=; {push}", 3)
+    assert "one\n" in cloned
+    assert "Hosts not reached" not in cloned
+    assert f"[Hosts not reached: {host}: nobody is asked" in pushed, "a push needs a rule of its own"
+    assert server.subjects("app") == ["first"]
+    assert len(user.asked) == 1
+    (spec,) = [tool for tool in endpoint.asked[0].body["tools"] if tool["function"]["name"] == "shell"]
+    assert f"For HTTPS to {host}, crow adds the user's credential" in spec["function"]["description"]
+    assert all(secret.decode() not in text for text in (refused, cloned, pushed) for secret in SECRETS)

@@ -83,6 +83,10 @@ _CHANGES_REJECTED = (
 
 
 _HOST_REJECTED = "the user did not allow it; do not try it again unasked"
+_HOST_IN_BACKGROUND = (
+    "nobody is asked for a command in the background; run a command that reaches the host in the foreground first, so "
+    "that the user can allow it always"
+)
 
 
 _Review: TypeAlias = Callable[[Changes, PlannedCall | None], Awaitable[str]]
@@ -188,6 +192,19 @@ class Permissions:
         """See :class:`crow.tools.ChangeReviewer`."""
         decide_about = self.hosts.get(call_id)
         return HostVerdict(refusal="the call has ended") if decide_about is None else await decide_about(host, use)
+
+    async def decide_host(self, command: PlannedCall, host: Host, use: Use | None = None) -> HostVerdict:
+        """See :class:`crow.tools.ChangeReviewer`."""
+        rules = current_rules(self._whole.rules, self._branch.row)
+        is_bounded = self._workspace.is_bounded
+        decision, _ = decide_about_host("shell", command, host, self._mode, rules, use=use, is_bounded=is_bounded)
+        match decision:
+            case Ask():
+                return HostVerdict(refusal=_HOST_IN_BACKGROUND, is_lasting=False)
+            case Refuse(words=words):
+                return HostVerdict(refusal=words, is_lasting=False)
+        is_read_only, is_named = is_read_only_host(host, rules), is_named_host(host, rules)
+        return HostVerdict(is_named=is_named, is_read_only=is_read_only, is_lasting=False)
 
     async def judge_host(
         self, ref: CallRef, call: ToolCall, plan: PlannedCall, host: Host, use: Use | None = None

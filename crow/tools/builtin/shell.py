@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import ToolSpec
 from crow.domain.rendering import in_title
-from crow.domain.text import title_line
+from crow.domain.text import shorten, title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.changes import Settled, settle, settle_job, undoable
 from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
@@ -29,6 +31,7 @@ _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
+_HOSTS_CHARS = 400
 _SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""
 
@@ -141,7 +144,9 @@ async def _start_job(invocation: ToolInvocation, command: str, access: CommandAc
         layer = await layers.open()
         if layer is not None:
             plan = replace(invocation.planned, coverage=replace(invocation.planned.coverage, rule_tool="shell"))
-            own, access = JobLayer(layers=layers, layer=layer, plan=plan), "write"
+            reviewer = invocation.ports.reviewer
+            gate = None if reviewer is None else Gate(partial(reviewer.decide_host, plan))
+            own, access = JobLayer(layers=layers, layer=layer, plan=plan, gate=gate), "write"
     job = await invocation.context.jobs.start(command, access, invocation.excluded, own)
     await job.wait(_FIRST_OUTPUT_S)
     if job.is_running and invocation.ports.background is not None:
@@ -212,9 +217,11 @@ async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, loo
     if not job.is_running:
         job.told.set()
     has_failed = bool(job.command.returncode)
+    gate = None if job.own is None else job.own.gate
+    unreached = "" if gate is None else gate.take_refused()
     hint = "" if job.is_running else _explain(context, job.line, job.access, output, has_failed=has_failed)
     shown = await context.outputs.shown(output.removesuffix("\n"))
-    text = "\n".join(filter(None, [shown, f"[{status}]", settled.words, hint]))
+    text = "\n".join(filter(None, [shown, f"[{status}]", settled.words, unreached or hint]))
     max_chars = MAX_CHARS if len(shown) > MAX_CHARS else None
     announcement = None if invocation.planned is None else settled.announced(invocation.planned.announcement)
     return Outcome(
@@ -244,6 +251,17 @@ _SHELL_SPEC = tool_spec(
         "Return at once, without a timeout. You are told when it ends.",
     ),
 )
+
+
+def shell_spec(spec: ToolSpec, hosts: Sequence[str]) -> ToolSpec:
+    """Return the spec for a model that should know for which hosts the user has credentials."""
+    if not hosts:
+        return spec
+    named = shorten(", ".join(hosts), _HOSTS_CHARS)
+    words = f" For HTTPS to {named}, crow adds the user's credential (git push, too), except with access full."
+    return replace(spec, description=spec.description + words)
+
+
 SHELL = Builtin(_SHELL_SPEC, "execute", "execute", _plan_shell, _run_shell)
 
 _JOB = argument("string", "Such as job1.")

@@ -26,6 +26,7 @@ from crow.tools.layers.states import (
     proc_path,
     same_content,
     state_of,
+    state_with,
     status_of,
     strip_xattrs,
     tree_state,
@@ -214,7 +215,7 @@ class _Look:
                         continue
                 self._put(path, name, above, below, before, ignored)
             else:
-                self._put(path, name, above, below, before, ignored)
+                self._put(path, name, above, below, before, ignored, status)
 
     def _count(self) -> None:
         self._entries += 1
@@ -236,10 +237,17 @@ class _Look:
         self._add(Operation(root=self._root, path=path, before=before, after=ABSENT, is_ignored=is_ignored))
 
     def _put(
-        self, path: str, name: str, above: int, below: int, before: os.stat_result | None, is_ignored: bool
+        self,
+        path: str,
+        name: str,
+        above: int,
+        below: int,
+        before: os.stat_result | None,
+        is_ignored: bool,
+        status: os.stat_result | None = None,
     ) -> None:
-        """Add what the layer has at a path where it does not lie over a directory."""
-        status = os.lstat(name, dir_fd=above)
+        """Add what the layer has at a path where it does not lie over a directory. `status` is that of a file."""
+        status = status or os.lstat(name, dir_fd=above)
         kind = kind_of(status.st_mode)
         if kind == "other":
             self._drop(path)
@@ -247,17 +255,18 @@ class _Look:
                 self._removed(path, name, below, is_ignored)
             return
         walked = Walked()
-        old = ABSENT if before is None else state_of(name, below, walked=walked)
+        old = ABSENT if before is None else state_with(before, name, below, walked=walked)
         if before is not None and self._is_same_file(name, above, below, status, before):
             return
         if self._is_late(walked, path, is_ignored):
             return
-        is_copied = before is None and kind == "file" and has_xattr(proc_path(above, name), "origin")
-        if is_copied and self._is_changed_below(below, path):
+        is_late = before is None and kind == "file" and self._is_changed_below(below, path)
+        if is_late and has_xattr(proc_path(above, name), "origin"):
             self._conflict(path, is_ignored)  # the file was removed meanwhile
             return
         if not self._changes.is_live and (kind == "directory" or before is not None or status.st_mode & 0o6000):
             self._clean(name, above)
+            status = os.lstat(name, dir_fd=above)
         is_same = before is not None and self._has_same_content(name, above, below, status, before)
         after = None
         if kind == "directory":
@@ -272,7 +281,7 @@ class _Look:
                 root=self._root,
                 path=path,
                 before=old,
-                after=after or state_of(name, above),
+                after=after or state_with(status, name, above),
                 source=f"{self._overlay.upper}/{path}",
                 inode=status.st_ino,
                 is_ignored=is_ignored,

@@ -48,6 +48,7 @@ from crow.tools.layers.states import (
     apply_meta,
     digest_of,
     state_of,
+    status_of,
     sync_file_system,
 )
 
@@ -223,6 +224,8 @@ def _is_as_expected(operation: Operation, parents: Parents) -> bool:
         return True
     try:
         parent, name = parents.open(operation.root, operation.path)
+        if operation.before.kind == "absent":
+            return status_of(name, parent) is None
         return state_of(name, parent).matches(operation.before)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -241,7 +244,7 @@ def _move_all(change_set: ChangeSet) -> None:
 def _finish(change_set: ChangeSet) -> None:
     """Copy what was replaced to where it stays, remove what is not needed, and record that the changes are kept."""
     for number, operation in enumerate(change_set.operations):
-        if operation.is_meta or operation.before == ABSENT:
+        if operation.is_meta or operation.before.kind == "absent":
             continue
         image = Path(image_path(change_set, number, operation))
         if not has_image(operation):

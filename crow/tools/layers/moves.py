@@ -62,36 +62,38 @@ class Mover:
 
     def has_image(self) -> bool:
         """Return whether the replaced file has been moved away."""
-        return self.operation.before != ABSENT and os.path.lexists(self.image)
+        return self.operation.before.kind != "absent" and os.path.lexists(self.image)
 
     def put(self) -> None:
         """Move the new file into the workspace. :raises Conflict: there is a file."""
         try:
-            with _movable(self.source_name, self.source_parent):
+            with _movable(self.operation.after, self.source_name, self.source_parent):
                 rename_new(self.source_name, self.source_parent, self.name, self.parent)
         except FileExistsError:
             raise self.conflict() from None
 
     def take(self) -> None:
         """Move the new file out of the workspace again."""
-        with _movable(self.name, self.parent):
+        with _movable(self.operation.after, self.name, self.parent):
             rename_new(self.name, self.parent, self.source_name, self.source_parent)
 
     def exchange(self) -> None:
         """Let the file in the workspace and the new one change places, at one instant."""
-        with _movable(self.source_name, self.source_parent), _movable(self.name, self.parent):
+        # either may be at either place
+        each = self.operation.after if self.operation.after.kind == "directory" else self.operation.before
+        with _movable(each, self.source_name, self.source_parent), _movable(each, self.name, self.parent):
             renameat2(self.source_name, self.source_parent, self.name, self.parent, EXCHANGE)
 
     def save(self) -> None:
         """Move the replaced file away, after it was exchanged with the new one."""
-        with _movable(self.source_name, self.source_parent):
+        with _movable(self.operation.before, self.source_name, self.source_parent):
             rename_new(self.source_name, self.source_parent, self.image, -1)
 
     def remove(self) -> None:
         """Move the workspace's file away. :raises Conflict: it is not the expected one."""
         if not _is_top_expected(self.operation.before, status_of(self.name, self.parent)):
             raise self.conflict()
-        with _movable(self.name, self.parent):
+        with _movable(self.operation.before, self.name, self.parent):
             rename_new(self.name, self.parent, self.image, -1)
         if not _is_top_expected(self.operation.before, os.lstat(self.image)):
             self.put_back()
@@ -99,7 +101,7 @@ class Mover:
 
     def put_back(self) -> None:
         """Move the replaced file back into the workspace."""
-        with _movable(self.image, -1):
+        with _movable(self.operation.before, self.image, -1):
             rename_new(self.image, -1, self.name, self.parent)
 
 
@@ -135,7 +137,7 @@ def move(mover: Mover) -> None:
     :raises Conflict: the path is not in the state that was expected.
     """
     operation = mover.operation
-    if operation.after == ABSENT:
+    if operation.after.kind == "absent":
         if not mover.has_image():
             mover.remove()
         return
@@ -144,7 +146,7 @@ def move(mover: Mover) -> None:
         return  # it has been moved into the workspace
     if inode != operation.inode:
         mover.save()  # it has been exchanged, so this is the replaced file
-    elif operation.before == ABSENT or mover.has_image():
+    elif operation.before.kind == "absent" or mover.has_image():
         mover.put()
     else:
         _replace_file(mover)
@@ -197,8 +199,12 @@ def _is_top_expected(expected: State, status: os.stat_result | None) -> bool:
 
 
 @contextmanager
-def _movable(name: str, parent: int) -> Iterator[None]:
-    """Make a directory movable: its owner must be allowed to write to it. Its mode is the same afterwards."""
+def _movable(state: State, name: str, parent: int) -> Iterator[None]:
+    """Make a directory movable: its owner must be allowed to write to it. Its mode is the same afterwards. `state` is
+    what is expected there."""
+    if state.kind != "directory":
+        yield
+        return
     handle = -1
     with suppress(OSError):
         path = name if parent == -1 else proc_path(parent, name)

@@ -160,7 +160,7 @@ def _operation_data(operation: Operation) -> list[Any]:
 
 
 def state_data(state: State) -> list[Any] | None:
-    if state == ABSENT:
+    if state.kind == "absent":
         return None
     own = (state.kind, state.mode, state.size, state.mtime_ns, state.uid, state.gid, state.target, state.tree)
     return [*own, state.files, state.xattrs, state.digest]

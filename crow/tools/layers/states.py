@@ -117,8 +117,11 @@ def status_of(name: str, directory: int | None) -> os.stat_result | None:
 def state_of(name: str, directory: int, *, walked: Walked | None = None) -> State:
     """Return the state of a name in an open directory. A directory counts with everything in it."""
     status = status_of(name, directory)
-    if status is None:
-        return ABSENT
+    return ABSENT if status is None else state_with(status, name, directory, walked=walked)
+
+
+def state_with(status: os.stat_result, name: str, directory: int, *, walked: Walked | None = None) -> State:
+    """Return the same for a path whose status is known."""
     walked = walked or Walked()
     _note_change(walked, status, "")
     kind = kind_of(status.st_mode)

@@ -29,6 +29,7 @@ from crow.tools import builtin
 from crow.tools.agents import find_agents
 from crow.tools.builtin.checks import Checks
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
+from crow.tools.builtin.shell import shell_spec
 from crow.tools.builtin.task_changes import describe_changes, new_layer, settle_task
 from crow.tools.builtin.tool import ToolContext, ToolInvocation, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.builtin.understand import ignored_note, understood
@@ -360,6 +361,8 @@ class McpToolbox:
 
     def _offered(self, spec: ToolSpec) -> ToolSpec:
         """Return the spec of a built-in tool, as the model gets it."""
+        if spec.name == "shell":
+            return shell_spec(spec, self._context.workspace.credential_hosts)
         if spec.name != "task":
             return spec
         policy = self._ports.agents

@@ -27,6 +27,8 @@ class HostVerdict:
     """Other hosts that the answer covers for this command: those of the same registry."""
     is_read_only: bool = False
     """Only requests that read are allowed, where crow can see the request."""
+    is_lasting: bool = True
+    """Whether it holds until the command ends. If not, the next connection is decided about again."""
 
 
 class Clock(Protocol):

@@ -83,6 +83,11 @@ class Credentials:
     def __bool__(self) -> bool:
         return bool(self._by_host)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts with a credential."""
+        return tuple(map(str, self._by_host))
+
     def find(self, host: Host) -> Credential | None:
         """Return the credential for exactly this host and port."""
         return self._by_host.get(host)

@@ -61,6 +61,8 @@ class Gate:
         found = await self._judge(host, use)
         if host.is_address and not found.is_named and not found.refusal:
             found = HostVerdict(refusal=_PRIVATE.format(host=host))
+        if not found.is_lasting:
+            return found
         self._verdicts[about] = found
         for other in (*found.also, *(() if found.refusal else (host,))):
             self._verdicts.setdefault(str(other), found)
@@ -76,6 +78,12 @@ class Gate:
         self._waiting -= 1
         if not self._waiting:
             clock.deadline = anyio.current_time() + self._left_s
+
+    def take_refused(self) -> str:
+        """Return the same line as `describe`, for a command that continues: the next one names only later refusals."""
+        line = self.describe()
+        self.refused.clear()
+        return line
 
     def describe(self) -> str:
         """Return a line for the model about the hosts that the command did not reach; empty if it reached all."""

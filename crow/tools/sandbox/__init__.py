@@ -106,6 +106,10 @@ class Confiner(Protocol):
     def credentials(self) -> Credentials:
         """The credentials that may be added to requests of commands."""
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :meth:`crow.tools.Workspace.credential_hosts`."""
+
     async def status(self) -> SandboxStatus:
         """See :meth:`crow.tools.Workspace.sandbox_status`."""
 

@@ -200,6 +200,12 @@ class KernelConfiner:
         """See :class:`crow.tools.sandbox.Confiner`."""
         return self.options.credentials
 
+    @property
+    def credential_hosts(self) -> tuple[str, ...]:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        has_proxy = self.options.enabled != "off" and not self.options.network
+        return self.options.credentials.hosts if has_proxy else ()
+
     async def status(self) -> SandboxStatus:
         """See :class:`crow.tools.sandbox.Confiner`."""
         options = self.options

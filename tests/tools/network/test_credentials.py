@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import h11
 import pytest
@@ -15,11 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crow.domain.errors import ArgumentError, ConfigError
+from crow.tools.builtin import SPECS
+from crow.tools.builtin.shell import shell_spec
 from crow.tools.network import Host
 from crow.tools.network.authority import Authority
 from crow.tools.network.credentials import Credential, Credentials
 from crow.tools.network.masking import Masked
 from crow.tools.network.uses import Use, use_of
+from crow.tools.sandbox.confiner import KernelConfiner
+from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.workspace import DiskWorkspace
 from tests.tools.network.servers import RESPONSE, Client, Server, proxying, serving
 from tests.tools.network.test_attacks import SMUGGLED
 
@@ -502,3 +508,19 @@ async def test_what_is_no_request_to_the_host_is_refused_even_if_all_is_allowed(
             answer = await each.inside(text)
             assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5")), text
         assert each.good.received == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({}, ("good.test",)), ({"network": True}, ()), ({"enabled": "off"}, ())]
+)
+def test_the_model_is_told_of_credentials_only_where_commands_have_the_proxy(
+    tmp_path: Path, options: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    credentials = Credentials([Credential(host=Host("good.test", 443), read=lambda: (SECRET, VALUE))])
+    confiner = KernelConfiner([tmp_path], SandboxOptions(caches=tmp_path, credentials=credentials, **options))
+    workspace = DiskWorkspace(tmp_path, confiner=confiner)
+    assert workspace.credential_hosts == expected
+    (plain,) = [spec for spec in SPECS if spec.name == "shell"]
+    told = shell_spec(plain, workspace.credential_hosts).description.removeprefix(plain.description)
+    assert ("HTTPS to good.test, crow adds" in told) == bool(expected)
+    assert bool(told) == bool(expected)

@@ -198,3 +198,20 @@ async def test_connections_beyond_the_limit_wait_outside_of_crow() -> None:
         await anyio.wait_readable(late)
         assert late.recv(12) == b"HTTP/1.1 200"
         late.close()
+
+
+async def test_an_allowed_host_of_a_command_in_the_background_is_decided_about_again() -> None:
+    rules = ["allow"]
+
+    async def judge(_host: Host, _use: Use | None) -> HostVerdict:
+        return HostVerdict(refusal="" if rules else "the rule is gone", is_lasting=False)
+
+    gate, clock, host = Gate(judge), anyio.CancelScope(), Host("a.test", 443)
+    found = [(await gate.verdict(host, clock)).refusal]
+    rules.clear()
+    found.append((await gate.verdict(host, clock)).refusal)
+    told = [gate.take_refused(), gate.take_refused()]
+    rules.append("allow")
+    found.append((await gate.verdict(host, clock)).refusal)
+    assert found == ["", "the rule is gone", ""]
+    assert told == ["[Hosts not reached: a.test: the rule is gone]", ""]
