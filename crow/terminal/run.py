@@ -427,10 +427,12 @@ class _RunClient:
         if is_new:
             await self._screen.end_line()
             await self._screen.say(f"• {title}")
+        if has_ended and call_id in turn.refused_calls:
+            return  # a command whose change was refused has run, so it can end as completed
         if has_ended and status == "completed":
             turn.was_refused_last = False
             turn.files |= dict.fromkeys(turn.diffs[call_id])
-        elif has_ended and call_id not in turn.refused_calls:
+        elif has_ended:
             await self._screen.say(f"  failed: {title}")
 
     async def _check_cost(self, cost: float | None) -> None:

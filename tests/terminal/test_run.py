@@ -54,6 +54,15 @@ def test_without_a_terminal_a_call_is_refused_with_the_rule_that_allows_it_in_on
     assert (code, (shell.place / "a.txt").exists()) == (4, False)
 
 
+def test_a_command_whose_change_was_refused_does_not_count_as_done(shell: Shell) -> None:
+    """It has run in a layer, so its call ends as completed."""
+    shell.endpoint.script(calls(("shell", {"command": "echo hello > a.txt"})), text("Done."))
+    code, out, _ = shell.crow("run", "--json", "write a.txt")
+    result = json.loads(out.splitlines()[-1])["result"]
+    assert (code, result["refused"], result["files"]) == (4, ["shell"], [])
+    assert not (shell.place / "a.txt").exists()
+
+
 def test_a_run_that_must_be_verified_fails_until_a_check_passes_after_the_last_change(shell: Shell) -> None:
     write = calls(("write_file", {"path": "a.py", "content": "x = 1\n"}))
     check = calls(("shell", {"command": "python3 -m py_compile a.py", "access": "full"}))
