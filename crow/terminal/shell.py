@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crow.domain.text import plural, safe, shorten_middle
 from crow.protocol.tool_calls import console_block
-from crow.tools.process import start
+from crow.tools.process import Process, start
 
 _GRACE_S = 0.5
 """How long a command that the user stops may take to end by itself."""
@@ -36,35 +36,31 @@ class UserCommands:
 
     def __init__(self, write: Callable[[str], Awaitable[None]]) -> None:
         self._write = write
-        self._task: asyncio.Task[str] | None = None
         self._results: list[str] = []
+        self._is_running = False
+        self._is_stopping = False
 
     @property
     def is_running(self) -> bool:
         """Whether a command runs."""
-        return self._task is not None
+        return self._is_running
 
     async def run(self, command: str, cwd: Path) -> str:
-        """Run a command, and return a sentence that says how it ended.
+        """Run a command, and return a sentence that says how it ended. If this is cancelled, the command is ended.
 
         :raises OSError: the directory or the shell does not exist.
         :raises ValueError: the command contains a NUL.
         """
-        task = self._task = asyncio.create_task(self._run(command, cwd))
+        self._is_running, self._is_stopping = True, False
         try:
-            await asyncio.wait([task])
-        finally:  # the chat may be ending
-            self._task = None
-            task.cancel()
-            await asyncio.wait([task])
-        return task.result()
+            return await self._run(command, cwd)
+        finally:
+            self._is_running = False
 
     def stop(self) -> bool:
-        """Stop the running command. Return False if none runs."""
-        if self._task is None:
-            return False
-        self._task.cancel()
-        return True
+        """Stop the running command, even if it is only about to start. Return False if none runs."""
+        self._is_stopping = self._is_running
+        return self._is_running
 
     def take_results(self) -> list[str]:
         """Return what the model is told about the commands since the last call of this method."""
@@ -72,15 +68,20 @@ class UserCommands:
         return results
 
     async def _run(self, command: str, cwd: Path) -> str:
-        unshown, arrived, kept = bytearray(), asyncio.Event(), ""
+        unshown, kept = bytearray(), ""
+        process: Process | None = None
+
+        def take(output: bytes) -> None:
+            unshown.extend(output)
+            if process is not None and len(unshown) > _UNSHOWN_BYTES:
+                process.read_output(False)
+
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         # Without a terminal, most programs write neither colours nor pages.
-        process = await start([*user_shell(), command], cwd=cwd, env=os.environ, on_output=unshown.extend)
+        process = await start([*user_shell(), command], cwd=cwd, env=os.environ, on_output=take)
         ended = asyncio.create_task(process.wait())
-        ended.add_done_callback(lambda _: arrived.set())
-        how = ""
         try:
-            while not ended.done() or unshown:
+            while not self._is_stopping and (not ended.done() or unshown):
                 text = decode(bytes(unshown)).replace("\r\n", "\n")
                 unshown.clear()
                 process.read_output(True)
@@ -88,14 +89,12 @@ class UserCommands:
                 await self._write(safe(text))
                 if not unshown and not ended.done():
                     await asyncio.wait([ended], timeout=0.05)
-        except asyncio.CancelledError:
-            how = "stopped by the user"
         finally:
             ended.cancel()
             await process.end(_GRACE_S)
         if kept and not kept.endswith("\n"):
             await self._write("\n")
-        how = how or f"exit code {process.returncode}"
+        how = "stopped by the user" if self._is_stopping else f"exit code {process.returncode}"
         output = console_block(shorten_middle(kept, _SENT_CHARS)) if kept.strip() else "It printed nothing."
         self._results.append(f"I ran this command myself ({how}): {command}\n\n{output}")
         size = plural(len(kept.splitlines()), "line")

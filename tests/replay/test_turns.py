@@ -256,7 +256,10 @@ async def test_a_compaction_after_a_new_start_has_the_window_of_the_settings(
             for _ in range(prompts):
                 await one.session.prompt(text("q w " * 2_200))
             compactions += [(body.reason, body.window) for body in one.client.stored(Checkpoint)]
-    assert compactions == [("overflow", 8_238), ("threshold", 20_000), ("overflow", 11_250)]
+    # The first window depends on the length of the directory, which is in the system message.
+    assert [reason for reason, _ in compactions] == ["overflow", "threshold", "overflow"]
+    assert compactions[0][1] < 12_000
+    assert [window for _, window in compactions[1:]] == [20_000, 11_250]
     assert identical(await replayed(tmp_path)) == 4 + 2 * records_refused
 
 

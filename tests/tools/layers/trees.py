@@ -119,7 +119,8 @@ def picture(top: str, *, has_links: bool = False) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     names: dict[int, str] = {}
     for folder, folders, files in os.walk(top):
-        for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
+        folders.sort()  # the order decides by which of its names a linked file is called
+        for path in (folder, *(os.path.join(folder, name) for name in (*folders, *sorted(files)))):
             status = os.lstat(path)
             key = (path[len(top) + 1 :] or ".").encode(errors="surrogateescape").decode("latin-1")
             mode = status.st_mode
