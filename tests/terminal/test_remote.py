@@ -31,11 +31,13 @@ def serving(shell: Shell, *options: str) -> Iterator[tuple[Program, str]]:
         assert server.stderr is not None
         log = iter(server.stderr.readline, b"")
         assert any(b"The server listens" in line for line in log), "the server has ended"
-        threading.Thread(target=lambda: list(log), daemon=True).start()
+        reader = threading.Thread(target=lambda: list(log), daemon=True)
+        reader.start()
         try:
             yield server, str(path)
         finally:
             server.kill()
+            reader.join(60)  # nobody may read a pipe that is being closed
 
 
 def unstyled(terminal: Terminal) -> str:
@@ -118,8 +120,8 @@ def test_an_answer_goes_on_after_the_server_was_killed_and_nothing_is_lost_or_tw
             terminal.wait_for("queued: go on")
             with serving(shell):
                 terminal.wait_for("was interrupted")
-                terminal.wait_for("go on")  # the turn did not end by itself, so the queued text stands in the prompt
                 terminal.wait_for(READY)
+                terminal.wait_for("go on")  # the turn did not end by itself, so the queued text stands in the prompt
                 terminal.type(ENTER)
                 terminal.wait_for("The second answer.")
                 terminal.wait_for(READY)
