@@ -11,6 +11,12 @@ from tests.support.amounts import some
 from tests.tools.layers.trees import LINES, check_round
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory on the disk, as users have their work; the other tests of layers are in memory."""
+    return tmp_path_factory.mktemp("layers")
+
+
 @pytest.mark.parametrize("number", range(len(LINES)))
 def test_a_destructive_line_is_undone_and_redone_to_the_byte(number: int, tmp_path: Path) -> None:
     check_round(tmp_path, random.Random(number), LINES[number], kills=False)
