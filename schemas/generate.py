@@ -73,7 +73,6 @@ def generate() -> dict[str, str]:
     return {
         "schemas/config.schema.json": _text(settings),
         "schemas/export.schema.json": _text(_export_schema()),
-        "schemas/store.sql": schema(),
         "crow/store/sqlite/migrations/newest.sql": schema(),
         "crow/cli/help.txt": _help(),
         "docs/crow.1": manual(reference_of(whole_parser())),

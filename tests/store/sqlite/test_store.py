@@ -395,7 +395,7 @@ async def test_a_damaged_page_is_reported_with_the_remedy(tmp_path: Path) -> Non
 
 
 def test_the_published_schema_is_the_one_that_the_migrations_make() -> None:
-    assert (PROJECT / "schemas" / "store.sql").read_text() == schema()
+    assert (PROJECT / "crow" / "store" / "sqlite" / "migrations" / "newest.sql").read_text() == schema()
 
 
 def test_every_migration_file_is_listed_in_order() -> None:

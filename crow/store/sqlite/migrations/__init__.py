@@ -78,7 +78,7 @@ def has_this_schema(connection: sqlite3.Connection) -> bool:
 
 
 def schema() -> str:
-    """Return the SQL of a new database that the migrations made one after the other, as in `schemas/store.sql`."""
+    """Return the text of `newest.sql`: the SQL of the database that all migrations make, one after the other."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         for number, name in enumerate(FILES, start=1):
             _migrate(connection, name, number, from_below=number)
