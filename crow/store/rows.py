@@ -16,7 +16,7 @@ from crow.domain.messages import Message, SystemMessage, Usage, UserMessage
 from crow.domain.rendering import tool_message, user_parts
 from crow.domain.tokens import estimate_message
 from crow.store import SessionRow, Token
-from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from_json, stand_in
+from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from_json, mend, stand_in
 from crow.store.owner import readable
 
 _LARGEST = 2**63 - 1
@@ -245,13 +245,20 @@ def _usage_of(row: EntryRow) -> Usage | None:
     return Usage(**counts, is_input_estimated=bool(estimated & 1), is_output_estimated=bool(estimated & 2))
 
 
+def plain(text: str) -> str:
+    """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because a column of type text cannot hold
+    these in PostgreSQL."""
+    return mend(text).replace("\0", "\ufffd")
+
+
 def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[str, Any]:
-    """Return the values of the columns of `entries` that do not depend on where the entry is inserted. `model` is left
-    out. `encoded` is the encoded body, and `usage` is the result of `storable_usage`."""
+    """Return the values of the columns of `entries` that do not depend on where the entry is inserted. `encoded` is
+    the encoded body, and `usage` is the result of `storable_usage`."""
     call = _call_of(new.body)
     estimated = usage.is_input_estimated + 2 * usage.is_output_estimated if usage is not None else 0
     return {
         "kind": encoded.kind,
+        "model": plain(new.model),
         "body": encoded.text,
         "body_blob": encoded.spilled,
         "call_entry": call.assistant if call else None,

@@ -114,6 +114,7 @@ async def copies_are_equal(operations: list[tuple[str, int, typing.Any]]) -> Non
     max_examples=examples(4), database=None, phases=(Phase.explicit, Phase.generate)
 )  # shrinking would take minutes
 @example(operations=[("append", 0, NewEntry(body=User(parts=(), message_id="u"))), ("sub", 0, "/repo")])
+@example(operations=[("append", 0, NewEntry(body=TurnEnd(stop="cancelled"), model="a\0b"))])
 @given(operations=OPERATIONS)
 def test_any_copy_is_exported_byte_for_byte(operations: list[tuple[str, int, typing.Any]]) -> None:
     anyio.run(copies_are_equal, operations)

@@ -33,7 +33,7 @@ from crow.store.admin import (
 from crow.store.codec import from_json, tags_of
 from crow.store.owner import readable
 from crow.store.portable import FORMAT, ExportFile, Header
-from crow.store.postgres.database import Sql, UsesDatabase, plain, snapshot, transaction
+from crow.store.postgres.database import Sql, UsesDatabase, snapshot, transaction
 from crow.store.postgres.store import PostgresStore
 from crow.store.postgres.transfer import (
     Importer,
@@ -42,7 +42,7 @@ from crow.store.postgres.transfer import (
     family,
     next_entries,
 )
-from crow.store.rows import IS_REQUEST, SESSION_COLUMNS, SUM_COLUMNS, SUM_NAMES, session_of
+from crow.store.rows import IS_REQUEST, SESSION_COLUMNS, SUM_COLUMNS, SUM_NAMES, plain, session_of
 from crow.store.search import LAST_MS
 from crow.store.transfer import Lines, SessionTaken, by_conversation
 

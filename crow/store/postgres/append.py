@@ -33,12 +33,12 @@ from crow.store.claim import (
 )
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
 from crow.store.owner import dead_twin, readable
-from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
+from crow.store.postgres.database import Database, Sql, folded, snapshot, transaction
 from crow.store.postgres.paths import PathMethods, load_tail, session_row, session_values
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
-from crow.store.rows import SessionCounts, entry_values, sized, storable, storable_usage
+from crow.store.rows import SessionCounts, entry_values, plain, sized, storable, storable_usage
 from crow.store.search import searchable_text
 
 logger = logging.getLogger(__name__)
@@ -551,7 +551,7 @@ def _stored(session_id: str, leaf: int | None, new: _Chain, row: Mapping[str, An
 
 
 def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:
-    row = {"turn": turn, "model": plain(new.model), **entry_values(new, encoded, usage)}
+    row = {"turn": turn, **entry_values(new, encoded, usage)}
     if row["cost"] is not None and math.isinf(row["cost"]):  # JSON has no infinity, but PostgreSQL converts this string
         row["cost"] = str(row["cost"])
     text = searchable_text(encoded.body)

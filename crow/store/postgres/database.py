@@ -430,12 +430,6 @@ def array_of(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-def plain(text: str) -> str:
-    """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because a column of type text cannot hold
-    these."""
-    return mend(text).replace("\0", "\ufffd")
-
-
 def folded(text: str) -> str:
     """Return `text` as the search compares it: in lower case, with spaces in place of NUL."""
     return mend(text).replace("\0", " ").lower()

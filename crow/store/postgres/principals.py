@@ -8,9 +8,9 @@ import asyncpg
 
 from crow.domain.errors import ArgumentError
 from crow.store import Access, Share, ShareAccess, Token
-from crow.store.postgres.database import Sql, UsesDatabase, array_of, plain, snapshot, transaction
+from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot, transaction
 from crow.store.postgres.paths import session_values
-from crow.store.rows import TOKEN_COLUMNS, TOKEN_FIELDS, token_of
+from crow.store.rows import TOKEN_COLUMNS, TOKEN_FIELDS, plain, token_of
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from crow.domain.entries import Body, PromptName
 from crow.store import NamedPrompt
-from crow.store.postgres.database import Sql, plain
+from crow.store.postgres.database import Sql
 from crow.store.postgres.paths import select_entries, session_values
 from crow.store.prompts import PromptRow, check_new, check_same, ended_prompt, named_prompt_in, waiting_prompt
+from crow.store.rows import plain
 
 
 async def add_name(sql: Sql, session_id: str, name: PromptName, message_id: str) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from crow.store import Hit, ScanResult, Scope, UsageTotal
 from crow.store.postgres.append import trigrams
-from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot
+from crow.store.postgres.database import Sql, UsesDatabase, folded, snapshot
 from crow.store.postgres.paths import first_entries, is_on_path, path_ids, session_row
-from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
+from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES, plain
 from crow.store.search import (
     LAST_MS,
     SCAN_BATCH,

@@ -11,9 +11,9 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import changed_config, from_json, merged_metadata, to_json
-from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot, transaction
+from crow.store.postgres.database import Sql, UsesDatabase, folded, snapshot, transaction
 from crow.store.postgres.paths import newest_of_kind, session_row, session_values
-from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
+from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, plain, session_of, title_of_fork
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 

@@ -10,10 +10,11 @@ from crow.store import Store, Tail
 from crow.store.codec import from_json, to_json
 from crow.store.owner import Owner
 from crow.store.postgres.append import TurnMethods
-from crow.store.postgres.database import Database, Sql, plain, snapshot, transaction
+from crow.store.postgres.database import Database, Sql, snapshot, transaction
 from crow.store.postgres.principals import PrincipalMethods
 from crow.store.postgres.search import SearchMethods
 from crow.store.postgres.sessions import SessionMethods
+from crow.store.rows import plain
 from crow.store.watching import Watcher
 
 logger = logging.getLogger(__name__)

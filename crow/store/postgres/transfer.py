@@ -18,10 +18,10 @@ from crow.store.codec import Encoded, from_json, to_json
 from crow.store.owner import readable
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
 from crow.store.postgres.append import trigrams
-from crow.store.postgres.database import Sql, folded, plain
+from crow.store.postgres.database import Sql, folded
 from crow.store.postgres.paths import first_entries, newest_of_kind
 from crow.store.postgres.prompts import add_name, note_entries
-from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, storable_usage
+from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, plain, storable_usage
 from crow.store.search import searchable_text
 from crow.store.transfer import (
     EXTRA_COLUMNS,
@@ -336,14 +336,13 @@ class Importer:
 
     def _row(self, record: EntryRecord, stored: Encoded) -> tuple[object, ...]:
         """Return the values of `_ENTRY_COLUMNS`."""
-        new = NewEntry(body=stored.body, cost=record.cost, estimate=record.estimate)
+        new = NewEntry(body=stored.body, model=record.model, cost=record.cost, estimate=record.estimate)
         values = {
             "id": self._ids[record.id - 1],
             "conversation": self._conversation,
             "session": record.session or "",
             "parent": self._id(record.parent),
             "turn": record.turn,
-            "model": plain(record.model),
             **entry_values(new, stored, storable_usage(record.usage)),
             "created_ms": record.created_ms,
         }

@@ -348,7 +348,6 @@ class SessionState:
             "session": mend(self.session_id),
             "parent": self.leaf,
             "turn": turn,
-            "model": mend(new.model),
             **entry_values(new, stored, usage),
             "created_ms": self.now_ms,
         }
