@@ -28,6 +28,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Options for this run are not meant for the pytest that tests start in a sandbox.
+os.environ.pop("PYTEST_ADDOPTS", None)
+
 # A shell starts what runs in its background without SIGINT, and all processes of the tests would ignore it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,6 @@ import anyio
 import anyio.to_thread
 from pydantic import ValidationError
 
-from crow import __version__
 from crow.adapters import (
     endpoint_of,
     open_admin,
@@ -43,6 +42,7 @@ from crow.settings.endpoints import names_offered, target_of
 from crow.settings.values import CompactionSettings
 from crow.store import Store
 from crow.store.admin import Admin
+from crow.version import __version__
 
 _COMPACTION = "compaction."
 _SETTABLE = ("auto", "threshold", "window", "keep_tokens", "target")

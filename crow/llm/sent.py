@@ -16,10 +16,10 @@ from itertools import pairwise
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from crow import __version__
 from crow.domain.messages import JsonObject, SentRequest
 from crow.llm import Request
 from crow.llm.dialect import Dialect
+from crow.version import __version__
 
 _DIGEST_CHARS = 32
 _FIRST_STEP = 128

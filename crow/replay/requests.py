@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-from crow import __version__
 from crow.domain import rendering
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import (
@@ -40,6 +39,7 @@ from crow.llm.wires import AnyEncoder, wire_named
 from crow.replay.log import is_request, sent_by
 from crow.store import Store
 from crow.store.branches import left_branches
+from crow.version import __version__
 
 _FRAME_BYTES = 16
 """Between two messages there may be this many bytes of neither: on Messages, the system message is a member of its own,

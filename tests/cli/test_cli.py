@@ -15,7 +15,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow import __version__
 from crow.agent.permissions.rules import MODES
 from crow.cli import main
 from crow.cli.arguments import whole_parser
@@ -23,6 +22,7 @@ from crow.cli.reference import reference_of
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
+from crow.version import __version__
 from tests.support.fork_server import command, put_on_path
 from tests.support.terminal import forkable, start
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow import __version__
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, Entry, Prompt, Reminder, ToolResult, User
 from crow.domain.messages import JsonObject, SentRequest, Text, ToolCall, ToolSpec, WireName
 from crow.llm.dialect import Dialect
 from crow.llm.sent import first_difference, read_dialect, sent_request
 from crow.replay.requests import LoggedRequest, Rebuilder, request_of
+from crow.version import __version__
 from tests.store.scenes import ANNOUNCED
 
 ENDPOINT = "http://127.0.0.1:1/v1 m1"

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
-from crow import __version__
 from crow.domain.errors import ConfigError
 from crow.serve.server import serve
 from crow.serve.tokens import new_token
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
+from crow.version import __version__
 from tests.support.acp_client import RpcError, allow_once, reject_once
 from tests.support.bridged import BridgedEditor
 from tests.support.server import ServerProcess, WebSocketClient, server_environment

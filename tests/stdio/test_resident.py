@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from crow import __version__
 from crow.bridge.resident import config_file, socket_path, wants_autostart
 from crow.serve.tokens import new_token
 from crow.settings.load import find_paths
 from crow.store.sqlite.store import SqliteStore
+from crow.version import __version__
 from tests.stdio.conftest import ROOT, StartCrow
 from tests.store.scenes import converse, new_session
 from tests.support.acp_client import CrowProcess, allow_once
