@@ -198,7 +198,8 @@ class Round:
             ("cat a.py > /dev/null; ls -R > /dev/null", {}),
         ]
         line, changes = self.rng.choice(commands)
-        had_folder = View(child.layer).locate(self.root / "d") is not None and (self.root / "d").is_dir()
+        is_in_workspace = (self.root / "d").is_dir()
+        had_folder = View(child.layer).locate(self.root / "d") is not None and is_in_workspace
         in_layer(child.layer, self.root, line)
         then = {**self.workspace}
         late = self.change_workspace() if self.rng.random() < 0.2 else None
@@ -208,6 +209,8 @@ class Round:
         else:
             child.note()
             child.close()
+        if "rm -rf d" in line and not is_in_workspace:  # the directory was the subagent's alone, so it hides nothing
+            model.has_removed = model.is_made_again = False
         for path, content in changes.items():
             if path not in model.own and path in (early, late):
                 model.doubtful.add(path)
