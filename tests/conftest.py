@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -37,6 +38,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
 setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B010  not a public name
+
+
+gc.disable()  # while tests are collected: all of that stays
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what stays until the end: it takes half a second to look at all tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
