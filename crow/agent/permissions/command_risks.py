@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
 from typing import NamedTuple
 
 from crow.agent.permissions.command_line import ASSIGNMENT, RUNNERS, SHELLS, SUBCOMMANDS, WRAPPERS, Words, program_of
@@ -27,14 +26,16 @@ class _Risks(NamedTuple):
     pattern: str = ""
     """A word that matches this pattern is risky too."""
     harmless: str = ""
-    """Options that are not risky although they look like a shortened or combined risky one."""
+    """Long options that are not risky although they look like a shortened risky one."""
 
 
-_ALWAYS = _Risks(pattern=r"")
-"""The risks of a program for which every word is risky."""
+_ALWAYS = _Risks(pattern=r"^")
+"""Every word is risky."""
 
 _OUTWARD = r"(?:^|=|^-[A-Za-z]+)[/~]|(?:^|[/=])\.[^/.]|(?:^|[/=])\.\.|(?i:agents|claude|gemini)\.md|(?:^|/)HEAD$|\$"
-"""Matches a path that may lead out of the working directory or to a protected place."""
+"""Matches a word that may lead out of the working directory or to a protected file: a path that is absolute or begins
+at the home directory (also as the value of an option), a hidden file, `..`, an instruction file of an agent, the `HEAD`
+of a repository, or anything with a variable."""
 _WRITER = _Risks(pattern=_OUTWARD)
 _SED = re.compile(
     r"(?:(?:\d+|\$|/[^/\\\n]*/)(?:,(?:\d+|\$|/[^/\\\n]*/))?!?)?"
@@ -51,7 +52,7 @@ _RISKS: Mapping[str, _Risks] = {
         words="foreach bisect filter-branch config difftool mergetool send-email instaweb daemon worktree clone init "
         "submodule hook archive bundle bugreport diagnose format-patch alias credential fast-import gui citool svn",
         pattern=r"^ext::|^--?[A-Za-z-]*=ext::",
-        harmless="--text --cc --oneline --filter",
+        harmless="--text --cc --filter",
     ),
     "find": _Risks(words="-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"),
     "fd": _Risks(long="exec exec-batch", letters="xX"),
@@ -66,7 +67,7 @@ _RISKS: Mapping[str, _Risks] = {
         pattern=rf"{_OUTWARD}|^[A-Za-z]*[IFCP][A-Za-z]*$",
         harmless="--file",
     ),
-    "rg": _Risks(long="pre search-zip hostname-bin", letters="z", harmless="--pretty"),
+    "rg": _Risks(long="pre search-zip hostname-bin", letters="z"),
     "ag": _Risks(long="pager"),
     "bat": _Risks(long="pager"),
     "tree": _Risks(letters="o"),
@@ -86,7 +87,6 @@ _RISKS: Mapping[str, _Risks] = {
         "etag-save hsts output-dir upload-file data data-binary data-raw data-urlencode form json alt-svc engine "
         "unix-socket netrc-file",
         letters="oOKDcTdFJ",
-        harmless="--compressed",
     ),
     "wget": _ALWAYS,
     "rsync": _Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
@@ -128,7 +128,7 @@ _RISKS: Mapping[str, _Risks] = {
         long="rootdir confcutdir override-ini junit-xml junitxml log-file basetemp cov-report cov-config debug pdbcls "
         "pastebin config-file report-log",
         letters="cop",
-        harmless="--co --collect-only --cov --color --pdb",
+        harmless="--co --cov --pdb",
     ),
     "mypy": _Risks(
         long="python-executable config-file cache-dir junit-xml shadow-file custom-typing-module custom-typeshed-dir "
@@ -139,7 +139,6 @@ _RISKS: Mapping[str, _Risks] = {
     "eslint": _Risks(
         long="output-file config rulesdir resolve-plugins-relative-to plugin parser format cache-file cache-location",
         letters="ocf",
-        harmless="--fix",
     ),
     "prettier": _Risks(long="config plugin plugin-search-dir cache-location"),
     "tsc": _Risks(pattern=r"(?i)^--?(?:outDir|outFile|p|project|build|b|declarationDir|tsBuildInfoFile|generate)"),
@@ -185,10 +184,6 @@ _RISKS: Mapping[str, _Risks] = {
         ("source", ".", "eval", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript"), _ALWAYS
     ),
 }
-_CODE = _Risks(
-    long="eval print require import loader experimental-loader inspect inspect-brk init-file rcfile env-file",
-    letters="ceErpiI",
-)
 _GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs", "--version", "--help", "-h", "-v"))
 """Harmless options that may come between `git` and its subcommand."""
 _RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl"))
@@ -196,10 +191,17 @@ _RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl"))
 _MANAGERS = frozenset(
     ("poetry", "pipenv", "pdm", "rye", "hatch", "conda", "mamba", "bundle", "uv", "pnpm", "npm", "yarn", "bun", "deno")
 )
+_SCRIPTED = frozenset(("npm", "pnpm", "yarn", "bun", "deno"))
+"""Package managers whose `run` runs scripts of the project, as a rule for `python *` allows, too."""
 _INTERPRETERS = re.compile(
     r"(?:python|pypy)[\d.]*|node|deno|bun|perl[\d.]*|ruby[\d.]*|php[\d.]*|lua[\d.]*|Rscript|julia"
 )
-_VERSIONED = {
+_INTERPRETER_SAFE = frozenset(
+    ("-u", "-b", "-B", "-O", "-OO", "-s", "-q", "-v", "-V", "-w", "-h", "--version", "--help", "--test", "--watch")
+) | {"--no-warnings", "--enable-source-maps", "--max-old-space-size", "--trace-warnings", "--trace-uncaught"}
+"""Options of interpreters that neither run other code nor write files. Other options may, or their values may look like
+the script."""
+_ALIASES = {
     "gawk": "awk",
     "mawk": "awk",
     "nawk": "awk",
@@ -207,60 +209,71 @@ _VERSIONED = {
     "gtar": "tar",
     "bsdtar": "tar",
     "gmake": "make",
-}
-_VERSIONED |= {
     "pip3": "pip",
     "py.test": "pytest",
     "podman": "docker",
     "gfind": "find",
     "gsort": "sort",
-    "egrep": "grep",
 }
+"""Other names of the programs in `_RISKS`."""
+_SED_SCRIPT_OPTION = re.compile(r"-[nEr]*e|--expression")
+"""An option of sed whose value, the next word, is a script."""
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
-    """Return the first word that is known to make a command run another program or write to another place. Return None
-    if there is no such word. The first `fixed` words are not examined, because the user wrote them into the rule."""
+    """Return the first word that may make a command run another program or write to another place. If the program runs
+    whatever follows it, that is the first word of all. Return None if there is no such word. The first `fixed` words
+    are not examined, because the user wrote them into the rule."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
         return words[0] if words else None
     program = program_of(words[0])
+    program = _ALIASES.get(program, program)
     more = words[fixed:]
     if program in SHELLS or program in RUNNERS or program == "eval":
-        return more[0] if more else None
+        return next(iter(more), None)
     if program in WRAPPERS:
         start = _wrapped_start(words)
         if start is None or start >= fixed:
             return next(iter(more), None)
         return find_risk(words[start:], fixed - start)
-    if program in _MANAGERS and fixed < 3 and words[1:2] and words[1] in _RUN:
-        runs_script = words[1] == "run" and program in ("npm", "pnpm", "yarn", "bun", "deno")
-        if not runs_script:  # `npm run` and the like run only scripts that the project defines
+    if program in _MANAGERS and words[1:2] and words[1] in _RUN and not (words[1] == "run" and program in _SCRIPTED):
+        if fixed < 3 or words[2].startswith("-"):  # the rule does not say which program runs
             return next(iter(more), None)
+        return find_risk(words[2:], fixed - 2)
+    if _INTERPRETERS.fullmatch(program):
+        return _interpreter_option(words, fixed)
     if program == "git" and (option := next(_git_options(words, fixed), None)):
         return option
-    if _INTERPRETERS.fullmatch(program):
-        # words after the script are the script's own arguments
-        options = takewhile(lambda word: word.startswith("-"), more if fixed == 1 else ())
-        return next((word for word in options if _is_risky(word, _CODE)), None)
-    program = _VERSIONED.get(program, program)
     if program == "sed" and (script := next((word for word in _sed_scripts(words) if word in more), None)):
         return script
     risks = _RISKS.get(program)
-    if program == "git" and "format-patch" in words and (word := next((w for w in more if w.startswith("-o")), None)):
-        return word
     return None if risks is None else next((word for word in more if _is_risky(word, risks)), None)
 
 
+def _interpreter_option(words: Words, fixed: int) -> str | None:
+    """Return the first option of an interpreter that may run other code. What follows the script or the module is for
+    that script, and harmless here."""
+    for at, word in enumerate(words[1:], 1):
+        if not word.startswith("-") or word == "-m":
+            break
+        if at >= fixed and word.partition("=")[0] not in _INTERPRETER_SAFE:
+            return word
+    return None
+
+
 def _git_options(words: Words, fixed: int) -> Iterator[str]:
-    """Yield the options between `git` and its subcommand, because they can name programs to run. Harmless options, and
-    options among the first `fixed` words, are left out."""
+    """Yield the options between `git` and its subcommand, because they can name programs to run, and the option of
+    `git format-patch` that names the directory to write to. Harmless options, and options among the first `fixed`
+    words, are left out."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         if at >= fixed and words[at] not in _GIT_SAFE:
             yield words[at]
         at += 2 if words[at] in SUBCOMMANDS["git"] else 1
+    if "format-patch" in words:
+        yield from (word for word in words[fixed:] if word.startswith("-o"))
 
 
 def _sed_scripts(words: Words) -> Iterator[str]:
@@ -268,14 +281,14 @@ def _sed_scripts(words: Words) -> Iterator[str]:
     has_script = False
     for at, word in enumerate(words[1:], 1):
         is_option = word.startswith("-") and len(word) > 1
-        is_value = words[at - 1] in ("-e", "-ne", "-En", "-Ee", "-nEe", "-re", "--expression")
+        is_value = _SED_SCRIPT_OPTION.fullmatch(words[at - 1]) is not None
         script = word.partition("=")[2] if word.startswith("--expr") else word
         if is_value or word.startswith("--expr") or not (is_option or has_script):
             has_script = True
             if not all(_SED.fullmatch(part.strip()) for part in script.split(";")):
                 yield word
         elif is_option and not word.startswith("--") and "e" in word and not word.endswith("e"):
-            yield word  # this word is both the option and its script
+            yield word  # the option and its script in one word, such as `-es/a/b/`
 
 
 def _is_risky(word: str, risks: _Risks) -> bool:
@@ -289,7 +302,7 @@ def _is_risky(word: str, risks: _Risks) -> bool:
             return True
     elif word.startswith("-") and any(letter in name[1:] for letter in risks.letters):
         return True
-    return (risks is _ALWAYS) or (bool(risks.pattern) and re.search(risks.pattern, word, re.DOTALL) is not None)
+    return bool(risks.pattern) and re.search(risks.pattern, word, re.DOTALL) is not None
 
 
 def _wrapped_start(words: Words) -> int | None:

@@ -41,9 +41,11 @@ OnChange = Callable[[], Awaitable[None]]
 """Called when a server is ready, has failed, or has changed its tools or prompts."""
 
 BACKOFF_S = 1.0
+"""The first wait before a failed server is started again. It doubles with each failure, up to `_MAX_BACKOFF_S`."""
 _MAX_BACKOFF_S = 300.0
 _STEADY_S = 60.0
 _PROBE_S = 1.0
+"""How long an HTTP server may take to answer the probe for the newer protocol."""
 
 _LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
@@ -71,7 +73,7 @@ class ServerSetup:
     """The names of the server's tools and prompts begin with it."""
     workspace: Workspace
     keys: KeySource
-    """The secrets that the server does not get, and that nothing it says shows."""
+    """The secrets that the server does not get. They are masked in its messages."""
     start_timeout_s: float
     call_timeout_s: float
     on_change: OnChange | None = None
@@ -88,8 +90,11 @@ class ServerSetup:
     is no valid login."""
 
 
-# The states of a connection: Starting → Ready → Ending → Starting (after `restart`) or Failed → Starting (by `revive`).
-# A start can also fail. After `stop`, the connection stays in its last state.
+# The states of a connection:
+#   Starting → Ready, or Failed if the server cannot start.
+#   Ready → Ending → Failed if the server is lost, or Ready → Starting by `restart`, which does not wait for the end.
+#   Failed → Starting by `revive`, and Ending → Starting by `restart`.
+# After `stop`, the connection stays in its last state.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +115,7 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
-    """The connection is being closed, because the server was lost or stopped. Its tools are still offered."""
+    """The connection is being closed, because the server was lost or crow ends. Its tools are still offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +136,9 @@ class _Attempt:
     """One attempt to connect, and the connection that comes of it."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Encloses all of it. Its deadline is that of the start."""
+    """Encloses all of it. Its deadline is first that of the first message, then that of the start, then none."""
     has_answered: bool = False
-    """Whether the server has sent a message."""
+    """Whether the deadline of the first message no longer counts: the server has sent one, or the user logs in."""
     is_initialized: bool = False
     """Whether the handshake has succeeded."""
     process: ServerProcess | None = None
@@ -181,7 +186,7 @@ class _Failures:
         return min(BACKOFF_S * 2.0 ** min(self._in_a_row - 1 - free, 20), _MAX_BACKOFF_S)
 
     def note_loss(self, reason: str) -> None:
-        """Note the reason for a failure that was not wanted."""
+        """Note the reason for a failure, if the server was ready before."""
         if self._ready_at < math.inf:
             self.losses, self.loss = self.losses + 1, reason
 
@@ -214,6 +219,7 @@ class ServerConnection:
         self._restarting = anyio.Event()
         self._wanted = anyio.Event()
         self._asks_again = False
+        """The start has failed only because `restart` withdrew the question for a login. It is asked again."""
         self._auth: ServerAuth | None = None
         if setup.logins is not None and isinstance(setup.server, HttpServer) and may_log_in(setup.server):
             self._auth = ServerAuth(
@@ -266,7 +272,8 @@ class ServerConnection:
         )
 
     async def serve(self) -> None:
-        """Start the server and keep it running until `stop`. A failure of the server raises no exception."""
+        """Start the server, and again after `restart` and `revive`, until `stop`. A failure of the server raises no
+        exception."""
         while not self._stopping.is_set():
             self._wanted, self._restarting = anyio.Event(), anyio.Event()
             self._failures.note_start()
@@ -276,7 +283,9 @@ class ServerConnection:
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
                 if self._asks_again and self._auth is not None:
                     self._asks_again = False
-                    self._auth.reset()
+                    self._auth.reset()  # it has noted the withdrawn question as a refusal
+                    continue
+                if self._restarting.is_set():
                     continue
                 await self._fail(self.describe_end(error))
                 await self._wanted.wait()
@@ -349,10 +358,13 @@ class ServerConnection:
     async def _connect_in_any_version(self, deadline: float) -> None:
         """Connect with a version of the protocol that the server speaks, and stay connected.
 
-        HTTP servers are first probed for the newer protocol, because old servers refuse the probe at once. If a server
-        does not answer the probe within `_PROBE_S` or closes the connection, crow tries the old handshake. With other
-        transports, crow tries the old handshake first, because many old programs never answer a probe. Newer programs
-        refuse the old handshake, and then crow sends the probe.
+        In the mode `auto`, the library probes for the newer protocol, and tries the old handshake if the server
+        refuses the probe. In the mode `legacy`, it tries only the old handshake.
+
+        HTTP servers are probed first, because old servers refuse the probe at once. If a server does not answer the
+        probe within `_PROBE_S` or closes the connection, crow tries the old handshake. With other transports, crow
+        tries the old handshake first, because many old programs never answer a probe. Newer programs refuse the old
+        handshake, and then crow sends the probe.
 
         :raises Exception: the server failed.
         """
@@ -390,9 +402,8 @@ class ServerConnection:
         attempt.scope.deadline = min(anyio.current_time() + answer_s, deadline)
         with attempt.scope:
             async with AsyncExitStack() as stack:
-                transport = filter_invalid_tools(
-                    await self._open(attempt, stack), self.name, on_message, self.offers.left_out.__setitem__
-                )
+                opened, note_invalid = await self._open(attempt, stack), self.offers.left_out.__setitem__
+                transport = filter_invalid_tools(opened, self.name, on_message, note_invalid)
                 client = Client(
                     transport,
                     mode=mode,
@@ -419,8 +430,8 @@ class ServerConnection:
                         self._state = _Ending()
                     self.offers.resources_known.set()
         if attempt.scope.cancelled_caught:
-            stopped = self._stopping.is_set()
-            raise ToolServerError("stopped" if stopped else f"it did not answer within {setup.start_timeout_s:g} s")
+            limit_s = setup.start_timeout_s if attempt.has_answered else min(answer_s, setup.start_timeout_s)
+            raise ToolServerError("stopped" if self._stopping.is_set() else f"it did not answer within {limit_s:g} s")
 
     async def _open(self, attempt: _Attempt, stack: AsyncExitStack) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server."""
@@ -478,7 +489,7 @@ class ServerConnection:
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, reason)
             self._failures.note_loss(reason)
-        words = " ".join(reason.split())  # a server must not begin a line of its own
+        words = " ".join(reason.split())  # on one line, so that a server cannot forge further ones
         await self._settle(_Failed(failure=words, retry_at=time.monotonic() + wait_s))
 
     @contextmanager

@@ -562,6 +562,32 @@ async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_it
             assert await box.run("web__whoami") == Outcome(text="you are None")
 
 
+async def test_a_restart_while_the_connection_to_a_lost_server_is_closed_starts_it_again(open_box: OpenBox) -> None:
+    closing, done = threading.Event(), threading.Event()
+
+    class SlowToClose(Http):
+        def do_DELETE(self) -> None:
+            closing.set()
+            done.wait(120)
+            super().do_DELETE()
+
+        def end_headers(self) -> None:
+            self.send_header("Mcp-Session-Id", "s")  # a client ends a session that has an id
+            super().end_headers()
+
+    with http_server(SlowToClose) as url:
+        async with open_box(HttpServer(name="web", url=url)) as box:
+            await box.toolbox.wait_ready(120)
+            FORGETFUL["session"] = True
+            assert (await box.run("web__whoami")).is_error
+            assert await anyio.to_thread.run_sync(closing.wait, 60)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(box.toolbox.restart, "web")
+                await anyio.wait_all_tasks_blocked()
+                done.set()
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
+
+
 async def test_an_http_server_of_the_newer_protocol_is_never_sent_the_old_handshake(open_box: OpenBox) -> None:
     methods: list[str] = []
 
