@@ -13,13 +13,12 @@ from crow.domain.errors import StoreError
 logger = logging.getLogger(__name__)
 
 _IDLE_S = 3.0
-"""The store is tidied when no turn has run for this many seconds. Usually the user is still reading the answer at that
-time."""
+"""The store is tidied this many seconds after the last turn. Usually the user is still reading the answer then."""
 
 
 class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s` seconds. If a turn begins, cancels the scheduled or running
-    call.
+    """Calls `tidy` once, `after_s` seconds after the last turn has ended, or when it is asked to. If a turn begins, or
+    another call is scheduled, the scheduled or running call is cancelled.
 
     The owner must run `run` as a task.
     """
@@ -44,13 +43,13 @@ class IdleTimer:
             self._schedule(self._after_s)
 
     def tidy_soon(self) -> None:
-        """Tidy without delay if no turn is running, and otherwise after all running turns have ended."""
+        """Tidy without delay if no turn is running, and otherwise `after_s` seconds after the last one has ended."""
         self._schedule(0.0)
 
     def stop(self) -> None:
         """Cancel a running or scheduled call of `tidy`, and prevent later calls. Must be called before the store is
         closed."""
-        self._turns += 1
+        self._turns += 1  # as if a turn ran that never ends
         self._waiting.cancel()
 
     async def run(self) -> None:

@@ -155,7 +155,8 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
 
 
 def _split_words(text: str) -> list[str]:
-    """Split text into words. Quoted words stay together; an unpaired quotation mark is an ordinary character."""
+    """Split text into words. Quoted words stay together. If a quotation mark has no partner, all are ordinary
+    characters."""
     try:
         return shlex.split(text)
     except ValueError:

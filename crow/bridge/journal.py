@@ -111,8 +111,8 @@ class _Pending:
 
 
 class _EditorQuestion:
-    """A request from the server to the editor. The journal keeps the request until the server has certainly received
-    the answer."""
+    """A request from the server to the editor. The journal keeps the request until the server is known to have
+    received the answer."""
 
     __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
 

@@ -1,7 +1,8 @@
-"""Events of a session, for the client.
+"""Events of a session, for its clients, and questions to the user.
 
 When an `EntryStored` event is sent, its entry is already on disk. The other events are not stored. The frontend turns
-events into protocol updates; a replay of the stored entries gives the same updates.
+events into protocol updates. A replay of the stored entries gives the same updates, except for notices and the like,
+which are not part of the history.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class TextShown:
     """The number of characters of the answer's text before this piece."""
     text: str
     after: int | None = None
-    """The id of the session's newest entry when this piece was shown. The feed sets it."""
+    """The id of the session's newest entry when this piece was shown. Set by :class:`crow.agent.feed.Feed`, so that a
+    client that joins later gets pieces and entries in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +45,13 @@ class ThoughtShown:
     """The number of characters of the reasoning before this piece."""
     text: str
     after: int | None = None
-    """The id of the session's newest entry when this piece was shown. The feed sets it."""
+    """The id of the session's newest entry when this piece was shown. Set by :class:`crow.agent.feed.Feed`, so that a
+    client that joins later gets pieces and entries in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnnounced:
-    """A call was announced. At this time, the answer with the call is already stored, but the call has not run yet."""
+    """A call is about to run, and the client may show it. The answer with the call is already stored."""
 
     call: CallRef
     name: str
@@ -118,7 +121,8 @@ class NoticeShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChanged:
-    """The session moved to another entry."""
+    """The session moved to another entry, which may have another plan. A plan that a tool call changes is part of the
+    call's stored result."""
 
     plan: tuple[PlanItem, ...]
     """The plan at that entry. Empty if the entry has no plan."""
@@ -136,7 +140,8 @@ SessionChange: TypeAlias = Literal["created", "renamed", "archived", "unarchived
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionListChanged:
-    """The list of the user's sessions has changed. Every client of the user is told, on a session that it has open."""
+    """The list of the user's sessions has changed. Every client of the user gets this event through one of the sessions
+    that it has open."""
 
     session_id: str
     """The session that was created or changed."""
@@ -208,8 +213,8 @@ class TurnBegan:
     message_id: str
     """The message id of the turn's prompt. Empty if it is unknown."""
     stored: Entry | None = None
-    """The entry of the prompt. None if it is not stored yet: a command is stored at the end of its turn, and a prompt
-    to which servers add content when they have added it."""
+    """The entry of the prompt. None if it is not stored yet: a command is stored when its turn ends, and a prompt to
+    which servers add content is stored once they have done so."""
     typed: str | None = None
     """The slash command that the user typed, or None if the prompt is not a command."""
 

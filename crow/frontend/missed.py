@@ -27,12 +27,12 @@ class Missed:
     before: tuple[Entry, ...] = ()
     """Earlier entries, among them the answers that made the calls whose results are in `entries`."""
     results: Mapping[CallRef, Entry] = field(default_factory=dict)
-    """The results of those calls in the cursor that subagents made."""
+    """For the calls that are open in the cursor and were made by subagents: their results, if there are any by now."""
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
     """Return the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
-    the session, which are in memory.
+    the session, which are in memory. Ids of entries grow along the path.
 
     :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
     """
@@ -41,15 +41,19 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
     if len(await store.left_behind(leaf, place, ("turn_end",))) > _MAX_MISSED_TURNS:
         raise CursorGap(f"the client has missed more than {_MAX_MISSED_TURNS} turns.")
+    # Calls that were open at the cursor belong to the last answer before it. So the entries are read from there, if
+    # that answer is in memory. If not, the answers of the missed results are looked up one by one.
     answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
     answer = next((each for each in answers if each.id <= cursor.entry), None)
-    found = await store.left_behind(leaf, place if answer is None else answer.parent, frozenset(KINDS.values()))
+    every_kind = frozenset(KINDS.values())
+    found = await store.left_behind(leaf, place if answer is None else answer.parent, every_kind)
     missed = tuple(entry for entry in found if entry.id > cursor.entry)
     before = tuple(entry for entry in found if entry.id <= cursor.entry)
     if answer is None:
         before = await _answers_of_calls(store, session_id, missed)
     ended = {entry.body.call for entry in found if isinstance(entry.body, entries.ToolResult)}
     own = {entry.id for entry in found}
+    # calls of answers that are not on this path were made by subagents
     others = [call for call in cursor.calls if call not in ended and call.assistant not in own]
     return Missed(cursor=cursor, entries=missed, before=before, results=await _results(store, session_id, others))
 

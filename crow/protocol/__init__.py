@@ -1,6 +1,6 @@
-"""The protocol, ACP: lines, JSON-RPC, and the forms in which values are sent. It knows no sessions.
+"""The Agent Client Protocol (ACP): lines, JSON-RPC, and how values are encoded. It knows nothing about sessions.
 
-This file has the interface of a connection to a client.
+This file has the interface of a connection to a client, such as an editor.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Protocol, TypeAlias
 from crow.protocol.frames import RequestId
 
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""A function that sends a request to the editor and returns the result. It raises RequestError if the editor answers
-with an error, and ConnectionError if the editor is gone."""
+"""A function that sends a request to the client and returns the result. It raises RequestError if the client answers
+with an error, and ConnectionError if the client is gone."""
 
 Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
 """A function that handles a message. Its arguments are the method, the parameters, and whether the message is a
-notification. It raises RequestError to send an error response."""
+notification. It returns the result of the response, or raises RequestError to send an error response."""
 
 
 class RequestParams(dict[str, Any]):
@@ -30,14 +30,15 @@ class RequestParams(dict[str, Any]):
 
 
 class Outlet(Protocol):
-    """Where the messages about a session go: the connection to the client, or a translation of what it carries."""
+    """Where the messages about a session go: the connection to the client, or an object that translates them for a
+    client with another version of the protocol."""
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """See `SendRequest`. If cancelled, the request is withdrawn."""
         ...
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification. This works even after `run` has ended, because running turns still send updates."""
+        """Send a notification. This works even after the client is gone, because running turns still send updates."""
         ...
 
 

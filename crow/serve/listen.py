@@ -1,4 +1,7 @@
-"""Opens the server's sockets and reads its TLS certificate. Both are checked before any client is served."""
+"""Opens the server's sockets, reads its TLS certificate, and checks the Host and Origin headers of requests.
+
+The sockets and the certificate are checked before any client is served.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _SYSTEMD_FIRST_FD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _TcpAddress:
+class TcpAddress:
     """A host and a port."""
 
     host: str
@@ -38,7 +41,7 @@ class _TcpAddress:
     """The number of the port."""
 
 
-def parse_address(text: str) -> _TcpAddress | Path | None:
+def parse_address(text: str) -> TcpAddress | Path | None:
     """Parse the address to listen on. Return a host and a port, the path of a Unix socket, or None for the sockets that
     systemd has opened.
 
@@ -57,11 +60,11 @@ def parse_address(text: str) -> _TcpAddress | Path | None:
             f'crow serve cannot listen on "{text}"; expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a '
             'Unix socket, or "systemd".'
         )
-    return _TcpAddress(host, int(port))
+    return TcpAddress(host, int(port))
 
 
 @contextmanager
-def listening(address: _TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
+def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
     """Open the sockets to listen on, and close them at the end. :raises ConfigError: a socket cannot be opened."""
     if isinstance(address, Path):
         with _unix_socket(address) as opened:
@@ -93,8 +96,8 @@ _HOST_HEADER = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~-]+)?\]|([A-Za
 
 
 def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
-    """Return whether the Host header names this server. The header does so if it is there once, and its host is an
-    IP address, localhost, or one of `names`.
+    """Return whether the Host header names this server. `headers` are the values of all Host headers of a request:
+    there must be exactly one, whose host is an IP address, localhost, or one of `names`.
 
     This check stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser
     then sends the attacker's host name in the Host header.
@@ -109,7 +112,8 @@ def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
 
 
 def is_known_origin(headers: Sequence[str], origins: frozenset[str]) -> bool:
-    """Return whether the Origin header, if there is one, is one of `origins`, which are in lower case."""
+    """Return whether the Origin header, if there is one, is one of `origins`, which are in lower case. `headers` are
+    the values of all Origin headers of a request."""
     return not headers or (len(headers) == 1 and headers[0].lower() in origins)
 
 
@@ -134,7 +138,7 @@ def _is_version(version: int, host: str) -> bool:
 
 
 def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
-    """Read the certificate, and return the function that makes uvicorn's TLS context.
+    """Read the certificate, and return a function that returns uvicorn's TLS context, whatever its arguments are.
 
     :raises ConfigError: the certificate or its key cannot be used.
     """
@@ -142,7 +146,7 @@ def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(cert, key, password="")
+        context.load_cert_chain(cert, key, password="")  # without a password, OpenSSL would ask for it in the terminal
     except OSError as error:  # ssl.SSLError is one
         reason = error.strerror or str(error)
         raise ConfigError(f"The certificate {cert} with the key {key} cannot be used: {reason}.") from error
@@ -161,7 +165,7 @@ def _is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
-def _tcp_sockets(address: _TcpAddress) -> list[socket.socket]:
+def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
     """Open one socket for each IP address of the host."""
     try:
         found = socket.getaddrinfo(
@@ -171,7 +175,7 @@ def _tcp_sockets(address: _TcpAddress) -> list[socket.socket]:
         raise ConfigError(f'crow serve cannot listen on "{address.host}": {error}.') from error
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, name in dict.fromkeys(found):
+        for family, kind, protocol, _, name in dict.fromkeys(found):  # getaddrinfo may repeat an address
             opened = socket.socket(family, kind, protocol)
             sockets.append(opened)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -232,8 +236,8 @@ def _check_directory(directory: Path) -> None:
     status = directory.stat()
     if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"crow serve cannot listen in {directory}, because other users can write there. Choose a directory that "
-            "only you can write to, such as $XDG_RUNTIME_DIR."
+            f"crow serve cannot listen in {directory}, because it belongs to another user or other users can write "
+            "there. Choose a directory that only you can write to, such as $XDG_RUNTIME_DIR."
         )
 
 

@@ -173,7 +173,7 @@ class _RunProgress:
     was_refused_last: bool = False
     """Whether no call has completed since the last refusal."""
     first_cost: float | None = 0.0
-    """The cost of the session before the run, in US dollars. None until a server has sent it."""
+    """The cost of the session before the run, in US dollars. With `--connect`, None until the server has sent it."""
     tokens_in: int = 0
     """The input tokens of the turns that a server has run."""
     tokens_out: int = 0

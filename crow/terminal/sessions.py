@@ -114,7 +114,7 @@ async def open_session(
 async def _new_session(connection: Connection, options: argparse.Namespace, cwd: str | None) -> OpenedSession:
     here = cwd or connection.cwd
     if here is None:
-        raise ArgumentError(f"Name a directory of the server with --cwd DIR.{await _known_directories(connection)}")
+        raise ArgumentError(f"Choose a directory on the server with --cwd DIR.{await _known_directories(connection)}")
     meta = {"crow": {"alias": options.session}} if options.session else {}
     params = {"cwd": here, "mcpServers": [], "_meta": meta | _chosen_model(options).get("_meta", {})}
     opened = await connection.call("session/new", params)
@@ -144,7 +144,7 @@ async def _known_directories(connection: Connection) -> str:
     listed = await connection.call("session/list", {"_meta": {"crow": {"directories": True}}})
     found = listed.get("_meta", {}).get("crow", {}).get("directories", ())
     names = [str(each["cwd"]) for each in found][:_NAMED_DIRECTORIES]
-    return f" It has sessions in {', '.join(names)}." if names else ""
+    return f" The server has sessions in {', '.join(names)}." if names else ""
 
 
 async def find_session(connection: Connection, name: str) -> Params | None:

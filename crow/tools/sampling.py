@@ -24,7 +24,7 @@ class SamplingRequest:
     arguments: str
     """The arguments of that call."""
     announcement: Announcement
-    """The announcement of that call."""
+    """What the user was shown of that call."""
     system: str
     messages: tuple[UserMessage | AssistantMessage, ...]
     """The roles of the messages alternate."""

@@ -180,7 +180,7 @@ async def test_a_file_that_somebody_changed_since_is_left_as_it_is(
         await agent.prompt(session, "what happened?")
         shown = agent.text(session)
     assert files(place) == {"a.txt": "a\n", "b.txt": "mine\n"}
-    assert "taken back: a.txt. Not as the patch or its beginning left them, so check them: b.txt." in shown
+    assert "taken back: a.txt. Check these files, which have changed since or could not be restored: b.txt." in shown
 
 
 async def test_a_patch_that_was_written_whole_stays(

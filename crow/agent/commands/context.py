@@ -42,8 +42,8 @@ class CommandContext:
     set_model: Callable[[str], Awaitable[None]]
     """Changes the model of the session and tells the client."""
     move: Callable[[int | None, str], Awaitable[str]]
-    """Moves the session to another entry (None: before all entries) and returns a sentence about restored options, or
-    an empty string."""
+    """Moves the session to an entry (None: before the first one). The text says why. Returns a sentence about restored
+    options, or an empty string."""
     run_prompt: Callable[[User], Awaitable[StopReason]]
     """Stores a prompt and answers it."""
     toolbox: Callable[[], Awaitable[Toolbox]]

@@ -20,36 +20,37 @@ from crow.tools import Workspace
 
 logger = logging.getLogger(__name__)
 
-_TOLD = "patches"
-"""The name of the data of a `Custom` entry that lists the calls which were dealt with."""
+_DONE_KEY = "patches"
+"""The member of a `Custom` entry's data that lists the ids of calls whose files were taken back or checked."""
 _NO_TURN = -1
+"""Passed as the number of the running turn when none runs."""
 
 
 async def take_back_patches(branch: Branch, store: Store, workspace: Workspace) -> tuple[str, ...]:
-    """If the turn before was killed while a call changed several files, give those files their old content again. Tell
-    the user and the model, and return the texts. Call this at the beginning of a turn.
+    """If the previous turn was killed while a call changed several files, give those files their old content again.
+    Tell the user and the model, and return the texts. Call this at the beginning of a turn.
 
     A file that is no longer as the call wrote it stays as it is. If the call has changed all of its files, they stay,
     too.
     """
-    told: list[str] = []
+    texts: list[str] = []
     for call in _cut_off_calls(branch.entries, branch.turn):
         first = next(entry for entry in branch.entries if entry.id == call.assistant)
-        changes = await store.file_changes(branch.leaf, first.parent)
+        changes = await store.file_changes(branch.leaf, first.parent)  # only these are known to be recorded here
         files = [entry.body for entry in changes if isinstance(entry.body, File) and entry.body.call == call]
-        words = await _take_back([file for file in files if file.recorded_here], workspace)
-        logger.warning("Session %s: %s", branch.row.id, words)
-        await branch.record([_told(words, call.call_id)])
-        told.append(words)
-    return tuple(told)
+        text = await _take_back([file for file in files if file.recorded_here], workspace)
+        logger.warning("Session %s: %s", branch.row.id, text)
+        await branch.record([_notice(text, call.call_id)])
+        texts.append(text)
+    return tuple(texts)
 
 
-def _told(words: str, *call_ids: str) -> NewEntry:
-    """Return an entry that tells the user and the model what became of interrupted patches. `call_ids` are the branch's
-    own calls."""
-    message_id, data = new_message_id(), {_TOLD: list(call_ids)}
-    told = Custom(namespace="crow", text=words, is_shown=True, for_model=True, message_id=message_id, data=data)
-    return NewEntry(body=told)
+def _notice(text: str, *call_ids: str) -> NewEntry:
+    """Return an entry that tells the user and the model what became of interrupted patches. `call_ids` are the calls in
+    the branch that need no more attention."""
+    message_id, data = new_message_id(), {_DONE_KEY: list(call_ids)}
+    body = Custom(namespace="crow", text=text, is_shown=True, for_model=True, message_id=message_id, data=data)
+    return NewEntry(body=body)
 
 
 class _Nobody:
@@ -75,9 +76,9 @@ async def take_back_at_open(store: Store, tail: Tail, open_workspace: Callable[[
         await _take_back_idle(session, store, workspace)
         for row in subagents:
             branch = Branch(store, _Nobody(), await store.open_session(row.id))
-            for words in await _take_back_idle(branch, store, workspace):
+            for text in await _take_back_idle(branch, store, workspace):
                 whose = f"It was the patch of the subagent {in_title(row.title or row.id)} ({row.id})."
-                await session.record([_told(f"{words} {whose}")])
+                await session.record([_notice(f"{text} {whose}")])
     except StoreError as error:
         logger.warning("Session %s: patches were not taken back: %s", tail.row.id, error)
     finally:
@@ -88,30 +89,31 @@ async def take_back_at_open(store: Store, tail: Tail, open_workspace: Callable[[
 async def _take_back_idle(branch: Branch, store: Store, workspace: Workspace) -> tuple[str, ...]:
     """Do the same as `take_back_patches` for a branch without a running turn. This begins a turn that does nothing
     else."""
-    told: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     if _cut_off_calls(branch.entries, _NO_TURN):
         with suppress(SessionBusy), anyio.CancelScope(shield=True):
             await branch.claim(None)
             try:
-                told = await take_back_patches(branch, store, workspace)
+                texts = await take_back_patches(branch, store, workspace)
             finally:
                 await branch.end_turn(TurnEnd(stop="end_turn"))
-    return told
+    return texts
 
 
 def _cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:
-    """Return the calls that changed several files and have no result. Only killed turns directly before `turn` count.
-    Calls that an entry of a later turn names are left out, because they were dealt with."""
+    """Return the calls that changed several files and have no result, in the killed turns since the last turn that
+    ended by itself. `turn` is the running turn, which does not count. Calls that a later `Custom` entry lists under
+    `_DONE_KEY` are left out."""
     counts: dict[CallRef, int] = {}
     ended: set[CallRef] = set()
     started: set[CallRef] = set()
-    told: set[str] = set()
+    done: set[str] = set()
     for entry in reversed(entries):
         match entry.body:
-            case TurnEnd(stop=stop) if entry.turn != turn and stop != "interrupted":
+            case TurnEnd(stop=stop) if entry.turn != turn and stop != "interrupted":  # "interrupted" means killed
                 break
-            case Custom(namespace="crow", data=data) if isinstance(names := data.get(_TOLD), list):
-                told.update(map(str, names))
+            case Custom(namespace="crow", data=data) if isinstance(names := data.get(_DONE_KEY), list):
+                done.update(map(str, names))
             case ToolResult(call=call):
                 ended.add(call)
             case Started(call=call) if entry.turn != turn:
@@ -121,19 +123,21 @@ def _cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:
             case _:
                 pass
     cut_off = [call for call, count in counts.items() if count > 1 and call in started - ended]
-    known = {entry.id for entry in entries}
-    return [call for call in cut_off if call.call_id not in told and call.assistant in known]
+    known = {entry.id for entry in entries}  # the answer with the call may be older than what is in memory
+    return [call for call in cut_off if call.call_id not in done and call.assistant in known]
 
 
 async def _take_back(files: Sequence[File], workspace: Workspace) -> str:
-    """Restore the files that the call has changed, if it has not changed all. Return words for the user and the
+    """Restore the files that the call has changed, if it has not changed all. Return a text for the user and the
     model."""
     states = {file.path: await _state(file, workspace) for file in files}
     changed = [file for file in files if states[file.path] == "changed"]
     others = [file.path for file in files if states[file.path] == "unknown"]
     names = {file.path: in_title(name_in(workspace, workspace.resolve(file.path))) for file in files}
     begin = "crow was killed while it applied a patch."
-    if files and len(changed) == len(files):
+    if not files:
+        return f"{begin} The session was imported, so its files were not checked."
+    if len(changed) == len(files):
         return f"{begin} All of its files have been changed: {_listed(names, [file.path for file in files])}."
     restored: list[str] = []
     for file in changed:
@@ -145,14 +149,15 @@ async def _take_back(files: Sequence[File], workspace: Workspace) -> str:
             others.append(file.path)
     back = f"What it had changed was taken back: {_listed(names, restored)}." if restored else ""
     none = "" if restored or others else "It had not changed any file."
-    left = f"Not as the patch or its beginning left them, so check them: {_listed(names, others)}." if others else ""
+    left = f"Check these files, which have changed since or could not be restored: {_listed(names, others)}."
+    left = left if others else ""
     return " ".join(part for part in (begin, back, none, left) if part)
 
 
 async def _state(file: File, workspace: Workspace) -> str:
     """Return whether the file is as the call wrote it (`changed`), as before (`unchanged`), or `unknown`."""
     path = workspace.resolve(file.path)
-    if str(path) != file.path:
+    if str(path) != file.path:  # a link leads elsewhere by now
         return "unknown"
     try:
         now = digest(await content_of(workspace, path))

@@ -92,7 +92,8 @@ class Claims:
             raise
 
     async def begin(self, *, moved: bool) -> None:
-        """Bring the row and the history of a claimed session up to date. `moved` is what `take` has returned."""
+        """Do what is due at the start of a claimed turn: update the session's row, take back patches that were cut off,
+        show pending notices, and add pending remarks to the history. `moved` is what `take` has returned."""
         branch, adapters = self._conversation.branch, self._conversation.adapters
         if adapters.store.warning and not self._has_warned:
             self._has_warned = True

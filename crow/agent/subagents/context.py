@@ -1,7 +1,7 @@
 """What a subagent gets besides its prompt: files that the caller names, and a summary of the caller's state.
 
 A file is read as `read_file` would read it, so deny rules and hidden secrets hold. A file that may not be read without
-a question is only named. Everything is bounded.
+asking the user is only named. The sizes of files, of the state and of the lists are limited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ async def attached_files(
 ) -> tuple[Part, ...]:
     """Return the named files as parts of a prompt. `read` returns the text of a file, or None if it may not be read.
     `window` is the subagent's context window in tokens, if it is known."""
-    left = _ALL_CHARS if window is None else min(_ALL_CHARS, window)  # about a quarter of it
+    # `window` counts tokens of about four characters, so that many characters are a quarter of the window
+    left = _ALL_CHARS if window is None else min(_ALL_CHARS, window)
     parts: list[Part] = []
     missing: list[str] = []
     for name in dict.fromkeys(names):
@@ -57,7 +58,8 @@ def state_part(projection: Projection) -> Text:
     sections = []
     if projection.plan:
         sections.append("\n".join(["## Plan", *map(plan_line, projection.plan)]))
-    if changed := files_touched(checkpoint, entries)[1][-_LISTED_FILES:]:
+    _, changed = files_touched(checkpoint, entries)
+    if changed := changed[-_LISTED_FILES:]:
         sections.append("\n".join(["## Files changed", *map(on_one_line, changed)]))
     sections.append(with_newest(checkpoint.summary if checkpoint is not None else "", entries, _STATE_TOKENS).strip())
     text = "\n\n".join(filter(None, sections))

@@ -139,7 +139,7 @@ class _Rollout:
                 self._add_item(number, line)
 
     def end(self, title: str) -> None:
-        """Finish the conversation."""
+        """Set the title. Call this after the last line."""
         self._to.set_title(title, by_user=True)
 
     def _add_item(self, number: int, item: Mapping[str, Any]) -> None:

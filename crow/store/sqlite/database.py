@@ -549,7 +549,7 @@ class Database:
         except StoreUnavailable as error:
             logger.info("closing without a checkpoint: %s", error)
         finally:
-            if self._replaced:  # no other process uses the lock file of the copy
+            if self._replaced:  # this process works on a copy of its own, whose lock file nobody else uses
                 Path(f"{self.path}.lock").unlink(missing_ok=True)
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:

@@ -64,7 +64,7 @@ class _FilePlan:
 
     target: PathTarget
     like: tuple[str, ...]
-    """The tools that together do the same."""
+    """The tools that would make this change without a patch."""
     change: Change | None = None
     fault: str | None = None
     """Why the file cannot be changed. `change` is then None."""

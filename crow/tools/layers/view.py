@@ -15,7 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from crow.tools.layers.place import Layer, Overlay
-from crow.tools.layers.states import OWN_XATTRS, copy_meta, has_xattr, is_whiteout
+from crow.tools.layers.states import (
+    EXCHANGE,
+    OPEN_DIRECTORY,
+    OWN_XATTRS,
+    UNSUPPORTED,
+    copy_meta,
+    has_xattr,
+    is_whiteout,
+    proc_path,
+    renameat2,
+)
 
 _MAX_LINKS = 40
 _WHITEOUT_MODE = stat.S_IFCHR
@@ -103,10 +113,9 @@ class View:
             place.unlink()
             return
         _make_folders(overlay, parts[:-1])
-        target = overlay.upper.joinpath(*parts)
-        whiteout = target.with_name(f".{secrets.token_hex(8)}")
+        whiteout = overlay.upper.parent / _new_name()
         os.mknod(whiteout, _WHITEOUT_MODE, 0)
-        os.replace(whiteout, target)
+        os.replace(whiteout, overlay.upper.joinpath(*parts))
 
     def _is_below(self, path: Path) -> bool:
         """Return whether the content of a path is the workspace's."""
@@ -145,17 +154,22 @@ def _make_folders(overlay: Overlay, parts: Sequence[str]) -> None:
     """Make directories in the layer, as copies of those below it. :raises OSError: one of them is a file, or it cannot
     be made."""
     above, below, shows = overlay.upper, overlay.root, True
-    for part in parts:
-        parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            above, below = above / part, below / part
-            _make_folder(parent, part, above, below if shows else None)
-        finally:
-            os.close(parent)
-        shows = shows and not has_xattr(str(above), "opaque") and below.is_dir() and not below.is_symlink()
+    # a new directory is made beside the layer's files, so that a kill leaves nothing among them
+    layer = os.open(overlay.upper.parent, OPEN_DIRECTORY)
+    try:
+        for part in parts:
+            parent = os.open(above, OPEN_DIRECTORY)
+            try:
+                above, below = above / part, below / part
+                _make_folder(layer, parent, part, below if shows else None)
+            finally:
+                os.close(parent)
+            shows = shows and not has_xattr(str(above), "opaque") and below.is_dir() and not below.is_symlink()
+    finally:
+        os.close(layer)
 
 
-def _make_folder(parent: int, name: str, above: Path, below: Path | None) -> None:
+def _make_folder(layer: int, parent: int, name: str, below: Path | None) -> None:
     try:
         status = os.lstat(name, dir_fd=parent)
     except FileNotFoundError:
@@ -163,24 +177,42 @@ def _make_folder(parent: int, name: str, above: Path, below: Path | None) -> Non
     if status is not None and stat.S_ISDIR(status.st_mode):
         return
     if status is not None and not is_whiteout(status):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(above))
-    new = f".{secrets.token_hex(8)}"
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
     is_hidden = status is not None
     is_copy = not is_hidden and below is not None and os.path.lexists(below)
     if is_copy and below is not None and (below.is_symlink() or not below.is_dir()):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(below))
-    os.mkdir(new, 0o777, dir_fd=parent)
+    new = _new_name()
+    os.mkdir(new, 0o777, dir_fd=layer)
     try:
         if is_hidden:  # what the workspace has there was deleted in the layer
-            os.setxattr(above.with_name(new), f"{OWN_XATTRS}opaque", b"y")
-            os.unlink(name, dir_fd=parent)
-        elif is_copy and below is not None:
-            _with_meta(below, parent, new)
-        os.rename(new, name, src_dir_fd=parent, dst_dir_fd=parent)
+            os.setxattr(proc_path(layer, new), f"{OWN_XATTRS}opaque", b"y")
+            _replace_whiteout(layer, new, parent, name)
+            return
+        if is_copy and below is not None:
+            _with_meta(below, layer, new)
+        os.rename(new, name, src_dir_fd=layer, dst_dir_fd=parent)
     except BaseException:
         with suppress(OSError):
-            os.rmdir(new, dir_fd=parent)
+            os.rmdir(new, dir_fd=layer)
         raise
+
+
+def _replace_whiteout(layer: int, new: str, parent: int, name: str) -> None:
+    """Put a directory where a whiteout is, at one instant. A kill must not bring back what the whiteout hides."""
+    try:
+        renameat2(new, layer, name, parent, EXCHANGE)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        os.unlink(name, dir_fd=parent)
+        os.rename(new, name, src_dir_fd=layer, dst_dir_fd=parent)
+    else:
+        os.unlink(new, dir_fd=layer)
+
+
+def _new_name() -> str:
+    return f"new-{secrets.token_hex(8)}"
 
 
 def _with_meta(below: Path, parent: int, name: str) -> None:

@@ -14,7 +14,8 @@ from crow.tools.truncate import END_OF_MARKER
 
 
 def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
-    """Return the plan, with secrets masked in its announcement, error message and review text."""
+    """Return the plan, with secrets masked in the diffs of its announcement, its error message, its review text and the
+    definition of its tool."""
     return replace(
         plan,
         announcement=_masked_announcement(plan.announcement, mask),
@@ -25,7 +26,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
 
 
 def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
-    """Return the outcome, with secrets masked. Images and other data are not changed."""
+    """Return the outcome, with secrets masked. Images and other binary data are not changed."""
     announcement, skill = outcome.announcement, outcome.skill
     return replace(
         outcome,
@@ -41,6 +42,7 @@ def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
 
 
 def _masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
+    """Mask the texts of files. The rest comes from the call's arguments, which the model has written."""
     diffs = tuple(
         replace(diff, old_text=None if diff.old_text is None else mask(diff.old_text), new_text=mask(diff.new_text))
         for diff in announcement.diffs
@@ -52,6 +54,7 @@ def masked_output(text: str, mask: SecretMask) -> str:
     """Return the output so far, with secrets masked. If the output begins with the end of a secret that was cut off,
     this end is masked too. If the output ends with what may be the beginning of a secret, that text is left out until
     more output arrives."""
+    # "[... 1,234 characters not shown ...]" may stand in front of output that is shortened
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):

@@ -80,5 +80,8 @@ def checked_uri(uri: object) -> str:
         raise ArgumentError(f"the uri has {len(uri):,} characters; expected at most {URI_CHARS:,}")
     if safe(uri) != uri or len(uri.split()) != 1 or ":" not in uri:
         shown = on_one_line(uri[:_SHOWN_CHARS])
-        raise ArgumentError(f"the uri is {shown}; expected a URI without hidden characters, such as file:///a%20b")
+        raise ArgumentError(
+            f"the uri is {shown}; expected a URI with a scheme and without spaces or hidden characters, such as "
+            "file:///a%20b"
+        )
     return uri

@@ -149,9 +149,9 @@ def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResu
 
 
 def progress_sender(context: ClientRequestContext) -> Callable[[int], Awaitable[None]]:
-    """Make a callback that reports the length of the answer to the server, at most ten times a second. The callback
-    sends nothing if the server did not ask for progress. It also sends nothing with newer protocols, in which a client
-    cannot report progress to a server."""
+    """Make a callback that tells the server how long the answer is so far, at most ten times a second. It sends nothing
+    if the server did not ask for progress, or if the protocol is a newer version, in which a client cannot report
+    progress."""
     meta: Mapping[str, Any] = context.meta or {}
     token = meta.get("progress_token", meta.get("progressToken"))
     is_wanted = token is not None and context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS

@@ -59,7 +59,7 @@ class FileState:
     is_mutable: bool = False
     """The content may change, and only the existence of the path is protected. HEAD of a repository is an example."""
     commands: frozenset[bytes] | None = None
-    """The lines that git would run, if the rest of the file may change. None for other files."""
+    """If only these lines of the file are protected: the lines that make git run a command. Otherwise None."""
     has_other_names: bool = False
     """The file has hard links, so its content can be changed by another name."""
 

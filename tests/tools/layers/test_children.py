@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import stat
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from crow.tools.disk import replace_file
 from crow.tools.layers import LayerBusy, Place, RootsChanged, apply
 from crow.tools.layers.children import children, keeping, open_child, remove_child, surplus
 from crow.tools.layers.merge import merge, prepare_merge
+from crow.tools.layers.place import discard
 from crow.tools.layers.view import View
 from tests.support.amounts import some
 from tests.tools.layers.interleave import check_interleaving
-from tests.tools.layers.trees import in_layer
+from tests.tools.layers.trees import in_layer, killed_after
 
 TASK = "task-1"
 
@@ -91,6 +93,21 @@ def test_a_removed_directory_hides_what_is_made_there_later_and_is_then_in_confl
     assert (view.locate(root / "d" / "late"), view.locate(root / "d" / "b")) == (None, None)
     assert view.located(root / "d" / "c").read_text() == "new\n"
     assert merge(child).conflicts == (str(root / "d"),)
+    child.close()
+
+
+def test_a_write_into_a_removed_directory_brings_nothing_back_wherever_it_is_killed(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    view, removed = View(child.layer), child.layer.overlays[0].upper / "d"
+    lines, was_killed = 0, True
+    while was_killed:
+        os.mknod(removed, stat.S_IFCHR, 0)  # how a layer notes that `d` was removed
+        lines += 1
+        was_killed = killed_after(lines, lambda: replace_file(view.prepare_write(root / "d/new")[0], b"new\n"))
+        assert view.locate(root / "d/b") is None
+        assert list(removed.parent.iterdir()) == [removed]
+        discard(removed)
+    assert lines > 20
     child.close()
 
 

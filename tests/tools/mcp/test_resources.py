@@ -22,7 +22,7 @@ from tests.tools.conftest import Box, OpenBox, stdio
 from tests.tools.mcp.test_client import Http, http_server
 
 ERAS = pytest.mark.parametrize("era", ["classic", "modern"])
-NO_URI = "expected a URI without hidden characters, such as file:///a%20b"
+NO_URI = "expected a URI with a scheme and without spaces or hidden characters, such as file:///a%20b"
 UNREADABLE = "Failed to parse JSON response:"
 READING = ("list_resources", "read_resource")
 
