@@ -236,8 +236,8 @@ def _check_directory(directory: Path) -> None:
     status = directory.stat()
     if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
-            f"crow serve cannot listen in {directory}, because it belongs to another user or other users can write "
-            "there. Choose a directory that only you can write to, such as $XDG_RUNTIME_DIR."
+            f"crow serve cannot listen in {directory}, because other users can write there or own it. "
+            "Choose a directory that only you can write to, such as $XDG_RUNTIME_DIR."
         )
 
 
