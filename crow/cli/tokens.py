@@ -99,9 +99,8 @@ async def _pair(store: AccessStore, options: argparse.Namespace) -> None:
             "first add a token: crow serve token add NAME"
         )
     if options.principal is None and len(principals) != 1:
-        raise ArgumentError(
-            f"Name the principal: crow serve pair NAME. Those with a token are {', '.join(principals)}."
-        )
+        named = f"These have a valid token: {', '.join(principals)}." if principals else "Nobody has a valid token."
+        raise ArgumentError(f"Name the principal: crow serve pair NAME. {named}")
     expires_ms = now_ms + _PAIRING_MINUTES * 60_000
     text, token = new_token(
         options.principal or principals[0], label="a browser to pair", expires_ms=expires_ms, is_pairing=True

@@ -440,7 +440,7 @@ class NewEntry:
 
     body: Body
     model: str = ""
-    """The model that the request was sent to."""
+    """The model that produced this entry. Empty if none did."""
     usage: Usage | None = None
     cost: float | None = None
     """In US dollars. None if it is unknown."""

@@ -42,7 +42,9 @@ INTERRUPTED = "[This answer was interrupted here.]"
 NOT_RUN = "[This call was not run.]"
 EFFECTS_UNKNOWN = "[This call was interrupted while it ran. Its effects are unknown: check before you repeat it.]"
 NO_ANSWER = "[No answer was given.]"
+"""Stands between two prompts, because some endpoints refuse two messages of one role in a row."""
 NO_QUESTION = "[The conversation goes on here.]"
+"""Stands between two answers, for the same reason."""
 _EMPTY_OUTPUT = "[No output.]"
 _EMPTY_PROMPT = "[An empty message.]"
 _IMAGE_LEFT_OUT = "[An image.]"
@@ -53,8 +55,8 @@ _NEVER_MASKED = frozenset({"update_plan", "skill"})
 _FILE_NAME_CHARS = 200
 
 _MASK_MIN_CHARS = 400
-"""An output without images is hidden only if it is longer than this. The line that replaces a shorter output would be
-nearly as long as the output."""
+"""An output without images and files is hidden only if it is longer than this. The line that replaces a shorter output
+would be nearly as long as the output."""
 
 EXCERPT_SLACK_BYTES = 200
 """An output is shortened only if shortening saves more bytes than this."""
@@ -77,7 +79,7 @@ _FILES_HEAD = (
 
 def user_parts(body: User, entry: int) -> tuple[Part, ...]:
     """Return the parts of a prompt. If `body.cut` is set, the longest texts are shortened so that all texts together
-    have at most that many characters."""
+    have at most that many characters, without the notes that say how much is left out."""
     parts = body.parts or (Text(text=_EMPTY_PROMPT),)
     if body.cut is None:
         return parts
@@ -186,7 +188,7 @@ def cut_arguments(arguments: str, chars: int, entry: int) -> str:
             if len(text := _dumped(shown)) <= chars + CUT_NOTES_CHARS:
                 return text
             share = share * 2 // 3
-    return _dumped({"arguments": head_and_tail(arguments, chars // 2, entry)})
+    return _dumped({"arguments": head_and_tail(arguments, chars // 2, entry)})  # half, because JSON escapes it again
 
 
 def _dumped(value: object) -> str:
@@ -206,7 +208,7 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def file_name(name: str) -> str:
-    """Return the last part of a path or URI, as endpoints take it for the name of a file."""
+    """Return the last part of a path or URI, in a form that endpoints accept as a file name."""
     return name.rstrip("/").rpartition("/")[2][-_FILE_NAME_CHARS:] or "file"
 
 
@@ -222,7 +224,7 @@ def short_output(text: str, most_bytes: int, call_id: str) -> str:
     data = text.encode(errors="replace")
     if len(data) <= most_bytes + EXCERPT_SLACK_BYTES:
         return text
-    half = most_bytes // 2
+    half = max(1, most_bytes // 2)
     head, tail = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
     return excerpt(head, tail, len(data) - 2 * half, call_id)
 
@@ -232,7 +234,11 @@ def is_maskable(body: ToolResult) -> bool:
     if body.name in _NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
-    return shown > _MASK_MIN_CHARS or bool(body.images) or any(each.for_model for each in body.attachments)
+    return (
+        shown > _MASK_MIN_CHARS
+        or bool(body.images)
+        or any(each.for_model and each.data and each.mime_type for each in body.attachments)
+    )
 
 
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
@@ -340,7 +346,7 @@ RESULT_MASK = "[secret hidden by crow]"
 """The text that replaces a secret in a tool result. No file contains this text by chance. So if the model asks a tool
 to write this text, the model has copied it from a result."""
 
-_LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
+_LOOKS_SECRET = re.compile(r"(?i)(?<![\w-])sk-[a-z0-9_-]{8,}|(?<=\bbearer )[^\s\"',]{8,}")
 
 
 _EDGE_CHARS = 4
@@ -356,7 +362,6 @@ class SecretMask:
         forms = given | {form for secret in given for form in _base64_forms(secret)}
         self.mask = mask
         """The text that replaces each secret."""
-        self._secrets = sorted(given, key=len, reverse=True)
         self._forms = sorted(forms, key=len, reverse=True)
         self._is_guessing = is_guessing
 
@@ -367,14 +372,14 @@ class SecretMask:
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
 
     def unfinished(self, text: str) -> int:
-        """Return how many characters at the end of `text` may be the beginning of a secret that continues in later
-        text."""
-        return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
+        """Return how many characters at the end of `text` may be the beginning of a secret, or of its base64, that
+        continues in later text."""
+        return max((_overlap(text, form, form) for form in self._forms), default=0)
 
     def cut_off(self, text: str) -> int:
-        """Return how many characters at the beginning of `text` may be the end of a secret that began in earlier
-        text."""
-        return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
+        """Return how many characters at the beginning of `text` may be the end of a secret, or of its base64, that
+        began in earlier text."""
+        return max((_overlap(form, text, form) for form in self._forms), default=0)
 
 
 def _overlap(first: str, second: str, secret: str) -> int:

@@ -87,8 +87,8 @@ class _ShownCall:
     in_terminal: str | None = None
     """The output that was sent to the client's terminal, or None if the call has no terminal."""
     unread: int = 0
-    """The number of characters that the terminal had before the client came back. The text of these characters becomes
-    known with the next output."""
+    """The number of characters that the client's terminal had already when the client came back. Crow learns their text
+    with the next output."""
     content: list[Fields] = field(default_factory=list)
     """The content that the client shows."""
     subagent: str = ""

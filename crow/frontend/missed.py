@@ -32,7 +32,7 @@ class Missed:
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
     """Return the part of a session that a client has missed since `cursor`. `newest` contains the newest entries of
-    the session, which are in memory. Ids of entries grow along the path.
+    the session, which are in memory. The ids of entries increase from the beginning of the history to its end.
 
     :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
     """

@@ -308,7 +308,9 @@ class SharedWorkspace:
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`. If a command was allowed in the editor's terminal but cannot run there,
         `disk` does not run the command instead."""
-        if (terminals := self._terminals) is not None and layer is None:  # a terminal is not in a layer
+        if (
+            terminals := self._terminals
+        ) is not None and layer is None:  # a terminal of the editor cannot run commands in a layer
             return await terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self.disk.run(
             command,

@@ -45,12 +45,13 @@ def stored_items(items: Sequence[Item]) -> JsonObject:
 def items_of(
     message: AssistantMessage, *, endpoint: str, wire: WireName, text_of: Callable[[JsonObject], str | None]
 ) -> tuple[Item | PlainText | ToolCall, ...] | None:
-    """Return what to send for `message` in the provider's order, or None if this endpoint did not make the message on
-    this wire.
+    """Return what to send for `message` in the provider's order, or None if no items are stored with it, or another
+    endpoint or wire made it.
 
     Every call of the message comes exactly once. A call without an item comes as a `ToolCall` at the end. `text_of`
     returns the text of an item that holds text of the answer, and None for other items. If the items' text is not that
-    of the message (crow took a tool call out of it, or text that was repeated), one `PlainText` replaces these items.
+    of the message (crow removed a tool call written as text, or a repetition), one `PlainText` replaces these items. If
+    there is no such item, it stands before the first call. Without a text in the message, these items are left out.
     """
     if message.endpoint != endpoint or message.wire != wire:
         return None
@@ -59,7 +60,7 @@ def items_of(
     if not items:
         return None
     texts = [text for item in items if item.call is None and (text := text_of(item.data)) is not None]
-    is_same = "".join("".join(texts).split()) == "".join(message.text.split())
+    is_same = "".join("".join(texts).split()) == "".join(message.text.split())  # crow trims blanks of the answer
     found: list[Item | PlainText | ToolCall] = []
     left = dict(enumerate(message.calls))
     needs_text = not is_same and bool(message.text.strip())
@@ -73,13 +74,13 @@ def items_of(
             needs_text = False
             found.append(PlainText(text=message.text))
     if needs_text:
-        at = next((at for at, each in enumerate(found) if isinstance(each, Item) and each.call is not None), len(found))
-        found.insert(at, PlainText(text=message.text))
+        calls = (at for at, each in enumerate(found) if isinstance(each, Item) and each.call is not None)
+        found.insert(next(calls, len(found)), PlainText(text=message.text))
     return (*found, *left.values())
 
 
 def _item(stored: object) -> Item | None:
-    """Read one stored item. Return None if it has another form."""
+    """Read one stored item. Return None if it is malformed."""
     if not isinstance(stored, Mapping) or not isinstance(data := stored.get("data"), Mapping):
         return None
     call = stored.get("call")

@@ -53,7 +53,7 @@ class OfflineModel:
     ) -> None:
         self.info = ModelInfo(
             name="offline",
-            endpoint="offline offline",
+            endpoint="offline offline",  # the address and the model's name
             is_local=True,
             context_window=context_window or 32_768,
             is_window_configured=context_window is not None,
@@ -151,7 +151,7 @@ class _OfflineStep:
     call: tuple[str, domain.JsonObject] | None = None
     """The name and the arguments."""
     is_slow: bool = False
-    """Whether the text is streamed at reading speed."""
+    """Whether the text is streamed slowly, with `slow_delay_s` after each word."""
 
 
 _TOOL_RULES = tuple(
@@ -187,21 +187,27 @@ def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _
         return _OfflineStep(text=f'I have no rule for "{first_line}".\n\n{_ABOUT}' if first_line else _ABOUT)
     calls_made = sum(len(message.calls) for message in since if isinstance(message, domain.AssistantMessage))
     while steps and calls_made > 0:
-        calls_made -= steps.pop(0).call is not None
+        step = steps.pop(0)
+        if step.call is not None and step.call[0] in offered:
+            calls_made -= 1
     results = [message.text for message in since if isinstance(message, domain.ToolMessage)]
     texts = [_describe_result(results[-1])] if results else []
-    for done, step in enumerate(steps, start=1):
+    calls = (at for at, step in enumerate(steps) if step.call is not None and step.call[0] in offered)
+    first_call = next(calls, None)
+    now = steps if first_call is None else steps[: first_call + 1]
+    for step in now:
         name = step.call[0] if step.call is not None else None
         texts.append(step.text if name is None or name in offered else f"The tool {name} is not offered to me.")
-        if name in offered:
-            steps = steps[:done]
-            break
     return _OfflineStep(
         text="\n\n".join(texts) or "Done.",
-        thought=next((step.thought for step in steps if step.thought), ""),
-        call=next((step.call for step in steps if step.call is not None and step.call[0] in offered), None),
-        is_slow=any(step.is_slow for step in steps),
+        thought=next((step.thought for step in now if step.thought), ""),
+        call=None if first_call is None else steps[first_call].call,
+        is_slow=any(step.is_slow for step in now),
     )
+
+
+_ADDED = ("<", "[The ", "[This ", "[No ")
+"""The texts that crow adds for the model begin with one of these."""
 
 
 def _prompt_text(message: domain.Message) -> str:
@@ -210,14 +216,14 @@ def _prompt_text(message: domain.Message) -> str:
     if not isinstance(message, domain.UserMessage):
         return ""
     texts = (part.text.strip() for part in message.parts if isinstance(part, domain.Text))
-    return "\n".join(text for text in texts if text and not text.startswith(("<", "[The ", "[This ", "[No ")))
+    return "\n".join(text for text in texts if text and not text.startswith(_ADDED))
 
 
 def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_OfflineStep]:
     """Split a prompt into steps. If the words after a "then" match no rule, they belong to the previous step."""
     steps: list[_OfflineStep] = []
     pending = ""
-    for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
+    for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):  # so written, it takes linear time
         if (step := _step(piece, messages)) is not None:
             pending = piece
             steps.append(step)
@@ -252,7 +258,8 @@ def _step(piece: str, messages: Sequence[domain.Message]) -> _OfflineStep | None
     if match["topic"]:
         return _OfflineStep(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
     if match["summary"]:
-        return _OfflineStep(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
+        before = messages[:-1] if messages and _prompt_text(messages[-1]) else messages
+        return _OfflineStep(text=_summarise(before) or "Nothing has happened in this session yet.")
     if match["words"]:
         return _OfflineStep(text=match["words"].strip())
     try:
@@ -278,15 +285,15 @@ def _is_summary_instruction(prompt: str) -> bool:
 
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
-    """Return a summary with some of the fixed headings. If `instruction` states a limit in words or tokens, the summary
-    is not longer."""
+    """Return a summary with some of the fixed headings. If it is longer than the limit that `instruction` states in
+    words or tokens, it leaves out calls, the oldest first."""
     limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
     asked, done = _prompts(messages), _calls(messages)
     first = next((message for message in messages if isinstance(message, domain.UserMessage)), None)
     texts = "\n".join(part.text for part in first.parts if isinstance(part, domain.Text)) if first is not None else ""
-    earlier = _EARLIER_GOAL.search(texts) if texts.startswith("[") else None
+    earlier = _EARLIER_GOAL.search(texts) if texts.startswith("[") else None  # "[": the first message is a summary
     goal = [earlier[1]] if earlier is not None else asked[:1]
     while True:
         sections = {"Goal": goal, "Done": done, "Next": [f"Answer the newest request: {asked[-1]}"] if asked else []}

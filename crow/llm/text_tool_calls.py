@@ -6,8 +6,8 @@ text and outside of code, and contain only calls of offered tools, each with an 
 is left unchanged. A form without a marker (bare JSON, or a call in Python) is accepted only if it is the whole answer
 and its arguments fit the tool's schema.
 
-A model's text may be hostile, so no pattern here may take more than linear time. This is why the patterns use
-possessive quantifiers.
+A model's text may be hostile, so no pattern here may take more than linear time. This is why patterns use possessive
+quantifiers where backtracking could take longer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _SMALL_CHARS = 1000
 doubled."""
 
 _HEAD_CHARS = 200
-"""A call must name its tool within this many characters."""
+"""A call must name its tool within this many characters, unless its arguments come first."""
 
 _MAX_CALLS = 100
 _MAX_PYTHON_CHARS = 50_000
@@ -99,7 +99,9 @@ class CallDetector:
         self._held_chars = 0
         self._examine_at = 0
         self._is_start = bool(tools)
+        """Whether the answer can still be nothing but calls."""
         self._has_given = False
+        """Whether some of the answer has been returned."""
         self._starts_left = _MAX_STARTS
         self._before = TextBefore()
         self.drop_end_tokens = False
@@ -118,6 +120,7 @@ class CallDetector:
         if self._held_chars < self._examine_at:
             return ""
         text = self.held
+        # either may be the beginning of the other
         may_be_calls = _may_be_marked if text.startswith(_RECIPIENT[: len(text)]) else _may_be_bare
         if self._is_start and may_be_calls(text, self._tools):
             return self._hold(text, 0)
@@ -165,7 +168,8 @@ class CallDetector:
 
     def _candidates(self, text: str) -> Iterator[int]:
         """Yield positions at which a block of calls or the end of the answer may begin. Whenever a position is yielded,
-        `_before` describes the text before it."""
+        `_before` describes the text before it. Stop at the position from which text is held back; otherwise `_before`
+        describes all of the text."""
         added = 0
         for match in _CANDIDATE.finditer(text):
             at = match.start()
@@ -360,6 +364,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
     is_listed = False
     while at < len(block) and len(found) < _MAX_CALLS:
         if brackets := _BRACKETS.match(block, at):
+            # only these formats write Python calls without a list around them
             is_listed = "function_calls>" in brackets[0] or "<|python_" in brackets[0]
             at = brackets.end()
             continue
@@ -406,7 +411,7 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
             after = closing.match(block, end)
             if isinstance(arguments, dict) and after is not None:
                 return [(name, _dump(arguments))], after.end()
-            if not member.pattern:
+            if not member.pattern:  # no other form begins like this one
                 return None
     end = min((found for token in ("<|", "</") if (found := block.find(token, at)) >= 0), default=len(block))
     calls = _read_python(block[at:end], is_listed=is_listed)
@@ -457,14 +462,20 @@ def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -
 
 def _typed(text: str, key: str, schema: JsonObject) -> object:
     """Return the value of the argument `key`, which the model wrote as `text` without quotes. If `text` is valid JSON
-    and the schema lists `key` with a type other than string, the value is the decoded `text`. In all other cases, it is
-    `text` itself."""
+    and the schema lists `key` without the type string, the value is the decoded `text`. It is also decoded if it is
+    `null` and the schema allows that. In all other cases, it is `text` itself."""
     properties = schema.get("properties")
     member = properties.get(key) if isinstance(properties, Mapping) else None
-    if not isinstance(member, Mapping) or member.get("type") == "string":
+    if not isinstance(member, Mapping):
         return text
-    value, end = _json_at(text.strip(), 0)
-    return text if value is None or end < len(text.strip()) else value
+    listed = member.get("type")
+    kinds = listed if isinstance(listed, list | tuple) else [listed]
+    if "string" in kinds and not ("null" in kinds and text.strip() == "null"):
+        return text
+    try:
+        return _DECODER.decode(text.strip())
+    except (ValueError, RecursionError):
+        return text
 
 
 def _named(value: object) -> tuple[str, str] | None:
@@ -602,8 +613,8 @@ def _may_be_bare_calls(text: str, tools: _Tools, *, is_python: bool = False) -> 
 
 
 def _end_of_bare_call(text: str, at: int, tools: _Tools) -> int | None:
-    """Return the end of the object at `at`, or the end of `text` if the object is incomplete. Return None if the object
-    is not a call."""
+    """Return the end of the object at `at`, or the end of `text` if the object is incomplete or a value in it is not
+    JSON. Return None if the object is not a call."""
     if text[at] != "{":
         return None
     at += 1

@@ -9,7 +9,8 @@ from crow.domain.messages import Usage
 
 
 def read_usage(report: object) -> Usage | None:
-    """Return the token counts in one report of any wire, or None if it contains none."""
+    """Return the token counts in one report, or None if it contains none. It may have the names of any provider,
+    because gateways mix them."""
     if not isinstance(report, Mapping):
         return None
     sent = first_count(report, "prompt_tokens", "input_tokens")
@@ -18,11 +19,12 @@ def read_usage(report: object) -> Usage | None:
     out_details = report.get("completion_tokens_details") or report.get("output_tokens_details")
     if (cached := first_count(in_details, "cached_tokens")) is None:
         cached = first_count(report, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
-    if sent is not None and report.get("prompt_tokens") is None:
+    is_anthropic = report.get("prompt_tokens") is None and first_count(in_details, "cached_tokens") is None
+    if sent is not None and is_anthropic:
         # Anthropic's input count does not include tokens that are read from the cache or written to it.
         sent += first_count(report, "cache_read_input_tokens") or 0
         sent += first_count(report, "cache_creation_input_tokens") or 0
-    # OpenRouter, LiteLLM, Anthropic
+    # the names that OpenRouter, LiteLLM and Anthropic use
     if (written := first_count(in_details, "cache_write_tokens", "cache_creation_tokens")) is None:
         written = first_count(report, "cache_creation_input_tokens")
     if (reasoning := first_count(out_details, "reasoning_tokens")) is None:
@@ -55,10 +57,11 @@ def first_count(report: object, *keys: str) -> int | None:
 
 def merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
     """Return `known`, updated with the counts in `report`. Reports are cumulative, so the newest count of each kind is
-    used. If `known` is not None, a `report` in which both input and output are zero or missing is ignored."""
+    used. A zero after another count means that the report leaves it out. If `known` is not None, a `report` in which
+    both input and output are zero or missing is ignored."""
     if report is None or known is None:
         return report or known
     if not (report.input_tokens or report.output_tokens):
         return known
-    stated = {each.name: value for each in fields(report) if (value := getattr(report, each.name)) is not None}
-    return replace(known, **stated)
+    names = [each.name for each in fields(report)]
+    return replace(known, **{name: value for name in names if (value := getattr(report, name))})

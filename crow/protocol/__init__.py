@@ -62,7 +62,7 @@ class ClientConnection(Outlet, Protocol):
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Act as if the client were gone. Send `reason` to the client if the transport can do so."""
+        """Treat the client as disconnected, but still send what waits and, if the transport can do that, `reason`."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:

@@ -235,7 +235,7 @@ class _ConnectedClient:
     principal: str | None
     """Its user. None on a server without tokens."""
     transport: WebSocketTransport
-    """Carries its messages."""
+    """The WebSocket to the client."""
     since: float
     """The monotonic time at which the client connected, in seconds."""
 

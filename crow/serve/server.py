@@ -403,7 +403,7 @@ class _UvicornServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """Start to accept connections."""
+        """Start accepting connections."""
         await super().startup(sockets)
         self._started.set()
 

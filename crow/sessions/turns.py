@@ -178,7 +178,7 @@ async def _claim(store: Store, session_id: str, parts: tuple[Part, ...] | None) 
 
 
 async def _renew(store: Store, session_id: str) -> None:
-    """Show other machines that this process is alive."""
+    """Renew the session's claim until cancelled, so that other machines see that this process is alive."""
     while True:
         await asyncio.sleep(_RENEW_S)
         with suppress(StoreUnavailable):

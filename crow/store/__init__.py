@@ -260,7 +260,8 @@ class ClaimStore(Protocol):
         turn running, the same transaction repairs that turn. If a slash command has a name, `command_id` is the message
         id of the command.
 
-        :raises ~crow.domain.errors.RepeatedPrompt: the session has a prompt with this name; nothing was written.
+        :raises ~crow.domain.errors.RepeatedPrompt: the session has this prompt already, under this name; nothing was
+            written.
         :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name; nothing was written.
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
@@ -289,7 +290,8 @@ class TurnStore(ClaimStore, Protocol):
         A message id that begins with `crow.domain.subagents.WAKE` marks a text that is not a prompt. Such a text stays
         in the inbox until an entry with the same message id is stored.
 
-        :raises ~crow.domain.errors.RepeatedPrompt: the session has a prompt with this name; nothing was written.
+        :raises ~crow.domain.errors.RepeatedPrompt: the session has this prompt already, under this name; nothing was
+            written.
         :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name; nothing was written.
         """
 

@@ -1,7 +1,8 @@
 """Renders a session as Markdown, for a file, a pipe or a terminal.
 
-The caller passes one entry at a time, oldest first, so that even a long session takes little memory. The Markdown
-leaves out the system message and reminders, because a person who reads the session does not need them.
+The caller passes one entry at a time, oldest first, so that even a long session takes little memory. A
+:class:`Transcript` leaves out the system message and reminders, because a person who reads the session does not need
+them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Transcript:
             case entries.Restore():
                 return _quoted("The last compaction was undone.")
             case entries.Skill(name=name):
-                return _quoted(f"Skill: {name}")
+                return _quoted(f"Skill: {on_one_line(name)}")
             case entries.TurnEnd(stop=stop, detail=detail):
                 return "" if stop == "end_turn" else _quoted(f"The turn ended: {stop}. {detail}".strip())
             case entries.Prompt() | entries.Started() | entries.File() | entries.Reminder():
@@ -131,7 +132,12 @@ def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes"
 
 
 def _section(head: str, text: str) -> str:
-    return (f"{head}\n\n" if head else "") + (f"{text.strip()}\n\n" if text.strip() else "")
+    return (f"{head}\n\n" if head else "") + (f"{_trimmed(text)}\n\n" if text.strip() else "")
+
+
+def _trimmed(text: str) -> str:
+    """Return the text without blank lines at its beginning and end. The first line stays indented: it may be code."""
+    return re.sub(r"\A(?:[ \t]*\r?\n)++", "", text).rstrip()
 
 
 def _quoted(text: str) -> str:
@@ -147,7 +153,7 @@ def fenced(text: str, language: str = "") -> str:
 
 def _bounded(text: str) -> str:
     """Return the first lines of the text. If characters are left out, add the number of these characters."""
-    lines = text[:_RESULT_CHARS].splitlines()[:_RESULT_LINES]
-    head = "\n".join(lines)
-    rest = len(text.rstrip()) - len(head)
-    return head if rest <= 0 else f"{head}\n... {rest:,} more characters"
+    text = text.rstrip()
+    head = "".join(text[:_RESULT_CHARS].splitlines(keepends=True)[:_RESULT_LINES])
+    rest = len(text) - len(head)
+    return head if not rest else f"{head.rstrip()}\n... {rest:,} more {'character' if rest == 1 else 'characters'}"

@@ -54,6 +54,18 @@ SECRET = "sk-nest-0123456789"
 MASKED = SecretMask([SECRET, "abc"], mask="[hidden]", is_guessing=False)
 
 
+def test_a_text_that_looks_like_a_key_is_masked_and_words_are_not() -> None:
+    mask = SecretMask([])
+    assert mask("Bearer +aaaabbbbcccc, sk-0123456789") == "Bearer …, …"
+    assert mask("the bearer of bad news about my-sk-learn-notes") == "the bearer of bad news about my-sk-learn-notes"
+
+
+def test_half_of_a_secrets_base64_is_found_at_the_edges() -> None:
+    whole = base64.b64encode(SECRET.encode()).decode()
+    assert MASKED.unfinished(f"x {whole[:12]}") == 12
+    assert MASKED.cut_off(f"{whole[12:24]} x") == 12
+
+
 def test_only_the_given_secrets_are_masked_in_results() -> None:
     text = f"{SECRET}{SECRET} abc sk-other-0123456789 Bearer token"
     assert MASKED(text) == "[hidden][hidden] abc sk-other-0123456789 Bearer token"

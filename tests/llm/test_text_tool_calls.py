@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from crow.domain.messages import ToolSpec
 from crow.llm.text_tool_calls import _CLOSING, _STARTS, CallDetector
 from tests.llm.streams import TOOLS
 from tests.support.amounts import examples
@@ -282,3 +283,13 @@ def test_a_call_after_an_ordinary_tag_runs() -> None:
         shown = watched.feed(f"{tag}\n<tool_call>\n{JSON_CALL}\n</tool_call>")
         rest, (call,) = watched.finish(may_call=True)
         assert (shown + rest, call.name) == (f"{tag}\n", "read_file")
+
+
+@pytest.mark.parametrize(("text", "value"), [("123", "123"), ("null", None), ('"a"', '"a"')])
+def test_a_value_that_may_be_a_string_stays_one(text: str, value: object) -> None:
+    schema = {"type": "object", "properties": {"o": {"type": ["string", "null"]}, "n": {"type": ["integer", "null"]}}}
+    tools = {"f": ToolSpec(name="f", description="", input_schema=schema)}
+    detector = CallDetector(tools, new_id=lambda: "c")
+    detector.feed(f"<function=f>\n<parameter=o>\n{text}\n</parameter>\n<parameter=n>\nnull\n</parameter>\n</function>")
+    (call,) = detector.finish(may_call=True)[1]
+    assert json.loads(call.arguments) == {"o": value, "n": None}

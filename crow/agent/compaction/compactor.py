@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH_S = 2.0
 MIN_ANSWERS = 4
-"""Crow does not make another pass if fewer answers than this came after the first of the last two passes."""
+"""Crow gives up if fewer answers than this came since the first of the last `2 * _MAX_RETRIES` passes."""
 _MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 

@@ -32,7 +32,7 @@ class _Risks(NamedTuple):
 _ALWAYS = _Risks(pattern=r"^")
 """Every word is risky."""
 
-_OUTWARD = r"(?:^|=|^-[A-Za-z]+)[/~]|(?:^|[/=])\.[^/.]|(?:^|[/=])\.\.|(?i:agents|claude|gemini)\.md|(?:^|/)HEAD$|\$"
+_OUTWARD = r"(?:^|=|^-[A-Za-z]+)(?:[/~]|\.[^/.]|\.\.)|/\.[^/.]|/\.\.|(?i:(?:agents|claude|gemini)\.md)|(?:^|/)HEAD$|\$"
 """Matches a word that may lead out of the working directory or to a protected file: a path that is absolute or begins
 at the home directory (also as the value of an option), a hidden file, `..`, an instruction file of an agent, the `HEAD`
 of a repository, or anything with a variable."""
@@ -50,6 +50,7 @@ _RISKS: Mapping[str, _Risks] = {
         "smtp-server sendmail-cmd to-cmd cc-cmd reference recurse-submodules global system git-completion-helper",
         letters="Ox",
         words="foreach bisect filter-branch config difftool mergetool send-email instaweb daemon worktree clone init "
+        "checkout-index merge-index fast-export "
         "submodule hook archive bundle bugreport diagnose format-patch alias credential fast-import gui citool svn",
         pattern=r"^ext::|^--?[A-Za-z-]*=ext::",
         harmless="--text --cc --filter",
@@ -73,7 +74,7 @@ _RISKS: Mapping[str, _Risks] = {
     "tree": _Risks(letters="o"),
     "less": _Risks(letters="kooO", long="lesskey-file log-file LOG-FILE", pattern=r"^\+"),
     "man": _Risks(long="pager html preprocessor", letters="PHpC"),
-    "xxd": _Risks(letters="r"),
+    "xxd": _Risks(letters="r", pattern=_OUTWARD),
     "file": _Risks(letters="C"),
     "date": _Risks(letters="s", long="set"),
     "awk": _Risks(
@@ -87,13 +88,16 @@ _RISKS: Mapping[str, _Risks] = {
         "etag-save hsts output-dir upload-file data data-binary data-raw data-urlencode form json alt-svc engine "
         "unix-socket netrc-file",
         letters="oOKDcTdFJ",
+        pattern=r"%output",
     ),
     "wget": _ALWAYS,
     "rsync": _Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
     "scp": _Risks(letters="SoF", pattern=_OUTWARD),
     "sftp": _ALWAYS,
     "ssh": _Risks(letters="oFES"),
-    "make": _Risks(long="file makefile directory eval include-dir environment-overrides", letters="fCIe", pattern=r"="),
+    "make": _Risks(
+        long="file makefile directory eval include-dir environment-overrides", letters="fCIeE", pattern=r"="
+    ),
     "pip": _Risks(
         long="target prefix root src log report cache-dir index-url extra-index-url find-links python config-settings "
         "global-option build-option proxy trusted-host cert",
@@ -103,7 +107,7 @@ _RISKS: Mapping[str, _Risks] = {
     "uv": _Risks(
         long="target prefix index-url extra-index-url index default-index find-links cache-dir directory project "
         "python config-file",
-        words="run tool pip publish",
+        words="run tool pip publish venv init",
     ),
     "npm": _Risks(
         long="prefix global script-shell node-options registry userconfig globalconfig cache location call",
@@ -117,11 +121,11 @@ _RISKS: Mapping[str, _Risks] = {
     "cargo": _Risks(
         long="config manifest-path target-dir root out-dir artifact-dir path registry index",
         letters="CZ",
-        words="install",
+        words="install new init",
     ),
     "go": _Risks(
         words="generate tool install env",
-        pattern=r"^--?(?:exec|toolexec|o|C|overlay|modfile|vettool|ldflags|gcflags|gccgoflags|asmflags|compiler|"
+        pattern=r"^--?(?:test\.)?(?:exec|toolexec|o|C|overlay|modfile|vettool|ldflags|gcflags|gccgoflags|asmflags|compiler|"
         r"outputdir|\w*profile|trace|pkgdir)(?:=|$)",
     ),
     "pytest": _Risks(
@@ -152,12 +156,14 @@ _RISKS: Mapping[str, _Risks] = {
         letters="s",
         words="exec cp apply create delete edit debug run plugin config",
     ),
-    "gh": _Risks(words="alias extension config codespace api auth clone", long="editor output dir clobber"),
-    "openssl": _Risks(words="-out -engine -provider-path -writerand -CAserial -keyout -config"),
+    "gh": _Risks(
+        words="alias extension config codespace api auth clone", long="editor output dir clobber", letters="OD"
+    ),
+    "openssl": _Risks(pattern=r"^--?(?:out|engine|provider-path|writerand|CAserial|keyout|config)(?:=|$)"),
     "gpg": _Risks(long="output homedir options exec-path photo-viewer keyserver", letters="o"),
     "iconv": _Risks(long="output", letters="o"),
     "patch": _Risks(long="output directory reject-file prefix", letters="odrB", pattern=_OUTWARD),
-    "sqlite3": _Risks(pattern=r"^\.|^-cmd|^-init|(?i:writefile|load_extension|attach|edit\()|\|"),
+    "sqlite3": _Risks(pattern=r"^\.|^--?(?:cmd|init)|(?i:writefile|load_extension|attach|edit\()|\|"),
     "psql": _Risks(long="output log-file file", letters="oLf", pattern=r"\\|(?i:copy)"),
     "mysql": _Risks(long="pager tee", pattern=r"\\|(?i:system|outfile|dumpfile)"),
     **dict.fromkeys(
@@ -171,8 +177,7 @@ _RISKS: Mapping[str, _Risks] = {
     **dict.fromkeys(
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld"),
         _Risks(
-            long="specs plugin config",
-            letters="",
+            long="specs plugin config output dumpdir save-temps",
             pattern=r"^-(?:o|B|wrapper|fplugin|specs|dumpdir|save-temps|Xclang|load)|^@",
         ),
     ),
@@ -192,15 +197,20 @@ _MANAGERS = frozenset(
     ("poetry", "pipenv", "pdm", "rye", "hatch", "conda", "mamba", "bundle", "uv", "pnpm", "npm", "yarn", "bun", "deno")
 )
 _SCRIPTED = frozenset(("npm", "pnpm", "yarn", "bun", "deno"))
-"""Package managers whose `run` runs scripts of the project, as a rule for `python *` allows, too."""
+"""Package managers whose `run` only runs scripts of the project, so it is no riskier than `python *`."""
 _INTERPRETERS = re.compile(
     r"(?:python|pypy)[\d.]*|node|deno|bun|perl[\d.]*|ruby[\d.]*|php[\d.]*|lua[\d.]*|Rscript|julia"
 )
-_INTERPRETER_SAFE = frozenset(
-    ("-u", "-b", "-B", "-O", "-OO", "-s", "-q", "-v", "-V", "-w", "-h", "--version", "--help", "--test", "--watch")
-) | {"--no-warnings", "--enable-source-maps", "--max-old-space-size", "--trace-warnings", "--trace-uncaught"}
+_INTERPRETER_SAFE = {
+    "python": frozenset(("-u", "-b", "-B", "-O", "-OO", "-s", "-q", "-V")),
+    "node": frozenset(
+        ("--test", "--watch", "--no-warnings", "--enable-source-maps", "--max-old-space-size", "--trace-warnings")
+    ),
+}
 """Options of interpreters that neither run other code nor write files. Other options may, or their values may look like
 the script."""
+_ALWAYS_SAFE = frozenset(("-v", "-h", "-w", "--version", "--help"))
+"""The same for every interpreter."""
 _ALIASES = {
     "gawk": "awk",
     "mawk": "awk",
@@ -216,8 +226,6 @@ _ALIASES = {
     "gsort": "sort",
 }
 """Other names of the programs in `_RISKS`."""
-_SED_SCRIPT_OPTION = re.compile(r"-[nEr]*e|--expression")
-"""An option of sed whose value, the next word, is a script."""
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
@@ -253,13 +261,17 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def _interpreter_option(words: Words, fixed: int) -> str | None:
-    """Return the first option of an interpreter that may run other code. What follows the script or the module is for
-    that script, and harmless here."""
-    for at, word in enumerate(words[1:], 1):
-        if not word.startswith("-") or word == "-m":
-            break
-        if at >= fixed and word.partition("=")[0] not in _INTERPRETER_SAFE:
+    """Return the first option of an interpreter that may run other code, or a script that is elsewhere. What follows
+    the script or the module is for that script, and harmless here."""
+    kind = "python" if words[0].rpartition("/")[2].startswith(("python", "pypy")) else program_of(words[0])
+    safe = _INTERPRETER_SAFE.get(kind, frozenset()) | _ALWAYS_SAFE
+    start = 2 if words[1:2] and words[1] in _RUN else 1  # `deno run`
+    for at, word in enumerate(words[start:], start):
+        is_option = word.startswith("-")
+        if at >= fixed and (word.partition("=")[0] not in safe if is_option and word != "-m" else "://" in word):
             return word
+        if not is_option or word == "-m":
+            break
     return None
 
 
@@ -277,27 +289,33 @@ def _git_options(words: Words, fixed: int) -> Iterator[str]:
 
 
 def _sed_scripts(words: Words) -> Iterator[str]:
-    """Yield the scripts of a sed command that may do more than print."""
-    has_script = False
-    for at, word in enumerate(words[1:], 1):
-        is_option = word.startswith("-") and len(word) > 1
-        is_value = _SED_SCRIPT_OPTION.fullmatch(words[at - 1]) is not None
-        script = word.partition("=")[2] if word.startswith("--expr") else word
-        if is_value or word.startswith("--expr") or not (is_option or has_script):
-            has_script = True
-            if not all(_SED.fullmatch(part.strip()) for part in script.split(";")):
-                yield word
-        elif is_option and not word.startswith("--") and "e" in word and not word.endswith("e"):
-            yield word  # the option and its script in one word, such as `-es/a/b/`
+    """Yield the words of a sed command that hold a script which may do more than print."""
+    is_script_next, has_script = False, False
+    for word in words[1:]:
+        script = None
+        name, equals, value = word.partition("=")
+        if is_script_next:
+            script, is_script_next = word, False
+        elif word.startswith("--"):
+            if "--expression".startswith(name):  # long options may be shortened
+                has_script, is_script_next, script = True, not equals, value if equals else None
+        elif word.startswith("-") and word != "-":
+            _, e, rest = word.partition("e")  # short options may be combined, and `-es/a/b/` has its script with it
+            if e:
+                has_script, is_script_next, script = True, not rest, rest or None
+        elif not has_script:
+            script, has_script = word, True
+        if script is not None and not all(_SED.fullmatch(part.strip()) for part in script.split(";")):
+            yield word
 
 
 def _is_risky(word: str, risks: _Risks) -> bool:
     name = word.partition("=")[0]
-    if name in risks.harmless.split():
-        return False
     if word in risks.words.split():
         return True
-    if word.startswith("--"):
+    if name in risks.harmless.split():
+        pass
+    elif word.startswith("--"):
         if len(name) > 2 and any(f"--{option}".startswith(name) for option in risks.long.split()):
             return True
     elif word.startswith("-") and any(letter in name[1:] for letter in risks.letters):

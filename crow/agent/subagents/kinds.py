@@ -18,20 +18,21 @@ _CONFIG_KEY = "agent"
 """The key of the subagent's kind in the subagent's configuration."""
 
 _ISOLATED_KEY = "isolated"
-"""The key in a subagent's configuration that says that it works in a layer of its own."""
+"""The key in a subagent's configuration that says that it works in a layer of its own: a private copy of the workspace,
+whose changes the caller merges or drops."""
 
 _ISOLATED_ROLE = (
     "You work on a copy of the workspace of your own, at the same paths. What you change stays in it until the other "
     "agent takes it over."
 )
-"""The text that follows if the subagent works in a layer of its own."""
+"""Added after `SUBAGENT_ROLE` if the subagent works in a layer of its own."""
 
 SUBAGENT_ROLE = (
     "You are a subagent: another agent gave you this task and reads your last answer, nothing else of what you do. "
     "Answer with all that it needs to know, and do not ask back."
 )
-"""The text that ends a subagent's system message. If a client opens the subagent as a session of its own, this text
-is left out."""
+"""Added to a subagent's system message, before the instructions of its kind. If a client opens the subagent as a
+session of its own, this text is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,36 +83,41 @@ class Speciality:
 
     @classmethod
     def stored(cls, config: JsonObject) -> Speciality:
-        """Read the speciality from a subagent's configuration. A damaged value is ignored, with one exception: a
-        damaged list of tools allows no tool."""
+        """Read the speciality from a subagent's configuration. A damaged value allows nothing: no tool, no context, and
+        only the mode `plan`."""
         isolated = config.get(_ISOLATED_KEY) is True
         match config.get(_CONFIG_KEY):
+            case None:
+                return cls(isolated=isolated)
             case {"name": str(name), "instructions": str(instructions), **rest}:
-                tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
+                tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode", "")
                 context = rest.get("context", AGENT_CONTEXT)
                 return cls(
                     name=name,
                     instructions=instructions,
                     tools=None if tools is None else tuple(map(str, tools)) if isinstance(tools, list | tuple) else (),
                     model=model if isinstance(model, str) else "",
-                    mode=mode if isinstance(mode, str) and mode in AGENT_MODES else "",
+                    mode=mode if isinstance(mode, str) and mode in ("", *AGENT_MODES) else "plan",
                     isolated=isolated,
                     context=tuple(map(str, context)) if isinstance(context, list | tuple) else (),
                 )
             case _:
-                return cls(isolated=isolated)
+                return cls(tools=(), mode="plan", isolated=isolated, context=())
 
     def config(self, config: JsonObject) -> JsonObject:
-        """Return `config` with the kind added to it. The kind's instructions come at the end of the system message."""
+        """Return `config` with the kind added to it. The kind's instructions come at the end of the system message,
+        after the text about its layer."""
         if self.isolated:
             append = f"{config.get('system_prompt_append') or ''} {_ISOLATED_ROLE}".strip()
             config = {**config, "system_prompt_append": append, _ISOLATED_KEY: True}
         if not self.name:
             return config
-        stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
         prompt = f"{config.get('system_prompt_append') or ''}\n\n{self.instructions}".strip()
         kind = {
-            **stored,
+            "name": self.name,
+            "instructions": self.instructions,
+            "model": self.model,
+            "mode": self.mode,
             "tools": None if self.tools is None else list(self.tools),
             "context": list(self.context),
         }
@@ -155,7 +161,7 @@ def changes_of_own(config: JsonObject) -> JsonObject:
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
         return {}
-    after = after.lstrip().removeprefix(_ISOLATED_ROLE)  # the rest are the instructions of the subagent's kind
+    after = after.lstrip().removeprefix(_ISOLATED_ROLE)  # the rest is the instructions of the subagent's kind
     rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()
     isolated = {_ISOLATED_KEY: None} if _ISOLATED_KEY in config else {}
     return {"system_prompt_append": rest or None, **isolated}

@@ -1,4 +1,4 @@
-"""What the model is told before its next request, beside the results of its calls."""
+"""What the model is told before its next request, besides the results of its calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WaitingNews(Protocol):
         """Whether there is something that the model does not know yet."""
 
     async def deliver(self) -> None:
-        """Store it for the model."""
+        """Store the news for the model."""
 
 
 class News:
@@ -48,7 +48,7 @@ class News:
         self._repetition = _Repetition()
 
     @property
-    def are_waiting(self) -> bool:
+    def has_news(self) -> bool:
         """Whether the model has to be told something before the turn may end."""
         return bool(self._steered) or (self._inbox is not None and self._inbox.has_news)
 
@@ -57,7 +57,8 @@ class News:
         self._steered.append(prompt)
 
     def take_steered(self) -> list[NewEntry]:
-        """Return the prompts that the model has not seen yet. Storing them removes them from the inbox."""
+        """Return the prompts that the model has not seen yet. Storing them removes them from the
+        store's queue of steered prompts."""
         steered, self._steered = self._steered, []
         return [NewEntry(body=prompt) for prompt in steered]
 
@@ -69,13 +70,13 @@ class News:
             await self._inbox.deliver()
 
     async def remind(self) -> None:
-        """Tell the model which facts have changed. Called after room was made, because that may drop reminders."""
+        """Tell the model which facts have changed. Call this after a compaction, because that may drop reminders."""
         due = self._briefing.reminder()
         if due is not None:
             text, notes = due
             await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
 
-    async def warn(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> str:
+    async def check_repetition(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> str:
         """Tell the model if it makes the same calls again and again. Return a text for the user if the turn has to stop
         because of that, else an empty string. `step` has the calls of the last step and their results."""
         self._repetition.add(step)
@@ -91,7 +92,7 @@ class News:
         return ""
 
 
-_Fingerprint: TypeAlias = tuple[str, str, bool, int, int]
+_Fingerprint: TypeAlias = tuple[str, str, bool, int]
 
 
 class _Repetition:
@@ -103,7 +104,7 @@ class _Repetition:
 
     def __init__(self) -> None:
         self.count = 0
-        """How often the most repeated call of the last step was made."""
+        """The number of steps with the most repeated call of the last step."""
         self.name = ""
         """The tool of that call."""
         self._known: set[_Fingerprint] = set()
@@ -121,5 +122,7 @@ class _Repetition:
 
 
 def _fingerprint(call: ToolCall, result: ToolResult) -> _Fingerprint:
-    """Return a value that is equal for calls with the same tool, arguments and result."""
-    return call.name, call.arguments, result.is_error, len(result.text), hash(result.text)
+    """Return a value that is equal for calls with the same tool, arguments and result. It holds no large texts."""
+    files = ((each.name, each.data) for each in result.attachments if each.for_model)
+    shown = (result.text, *(image.data for image in result.images), *files)
+    return call.name, call.arguments, result.is_error, hash(shown)

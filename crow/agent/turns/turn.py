@@ -100,7 +100,7 @@ class Turn:
         while True:
             stop = await self._run_steps()
             is_continued = await self._hooks.turn_end(stop, steps=self._steps_taken)
-            has_news = self._news.are_waiting and stop == "end_turn"  # a prompt may arrive during a hook
+            has_news = self._news.has_news and stop == "end_turn"  # a prompt may arrive during a hook
             if not is_continued and not has_news:
                 return stop
 
@@ -116,13 +116,13 @@ class Turn:
             if self._pauses > _MAX_PAUSES:
                 return await self._stop(_PAUSED.format(count=self._pauses))
             if not answer.calls:
-                if self._pauses or (self._news.are_waiting and answer.finish != "refusal"):
+                if self._pauses or (self._news.has_news and answer.finish != "refusal"):
                     continue
                 return await self._finish(answer)
             results = await self._calls.run(entry, answer, plans)
             if self._calls.dismissed:
                 return "cancelled"
-            if words := await self._news.warn(results):
+            if words := await self._news.check_repetition(results):
                 return await self._stop(words)
         steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
         return await self._stop(f"Stopped after {steps} ({self._bounded_by}). Send another prompt to continue.")

@@ -63,8 +63,8 @@ class _FilePlan:
     """What a patch does with one file."""
 
     target: PathTarget
-    like: tuple[str, ...]
-    """The tools that would make this change without a patch."""
+    equivalents: tuple[str, ...]
+    """The tools that would make this change without a patch. Their rules hold for it, too."""
     change: Change | None = None
     fault: str | None = None
     """Why the file cannot be changed. `change` is then None."""
@@ -74,8 +74,8 @@ class _FilePlan:
     @property
     def diff(self) -> Diff | None:
         """The diff to show before the change."""
-        if self.change is None:
-            return None
+        if self.change is None or (self.change.before is None and self.change.after is None):
+            return None  # the second is the removal of a binary file
         shown = None if self.change.before is None else self.change.before.shown
         return Diff(path=self.target.client_path, old_text=shown, new_text=TextFile(text=self.change.after or "").shown)
 
@@ -87,13 +87,13 @@ async def _plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
         line = None if plan.change is None else plan.change.line
         title = f"Edit {in_title(plan.target.name)}"
         part = await plan_change(context, plan.target, title, diff=plan.diff, fault=plan.fault, line=line)
-        parts.append(replace(part, coverage=replace(part.coverage, like=plan.like)))
+        parts.append(replace(part, coverage=replace(part.coverage, like=plan.equivalents)))
     faults = [part.fault for part in parts if part.fault is not None]
     announcements = [part.announcement for part in parts]
     return PlannedCall(
         announcement=Announcement(
             title=_title(plans),
-            kind="delete" if all(plan.like == _REMOVES for plan in plans) else "edit",
+            kind="delete" if all(plan.equivalents == _REMOVES for plan in plans) else "edit",
             locations=tuple(location for each in announcements for location in each.locations),
             diffs=tuple(diff for each in announcements for diff in each.diffs),
         ),
@@ -112,32 +112,34 @@ async def _plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
 async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     context = invocation.context
     plans = await _file_plans(invocation.target, context, parse_patch(args["input"]))
+    # there are none if they were not known when the call was allowed
     if invocation.allowed_paths and tuple(str(plan.target.path) for plan in plans) != invocation.allowed_paths:
         raise ArgumentError("a path of the patch now leads to another file; repeat the call to use it")
+    if faults := [plan.fault for plan in plans if plan.fault is not None]:
+        raise ArgumentError(_refusal(faults))
     changes = [(plan, plan.change) for plan in plans if plan.change is not None]
-    if len(changes) < len(plans):
-        raise ArgumentError(_refusal([plan.fault for plan in plans if plan.fault is not None]))
     writes = [await prepare_write(context.workspace, plan.target, change) for plan, change in changes]
     for write in writes:
         await record_write(invocation, write)
     sources = {plan.target.path: plan.source for plan in plans if plan.source is not None}
-    modes = {path: await anyio.to_thread.run_sync(os.stat, source.path) for path, source in sources.items()}
+    # a moved file keeps its permissions
+    statuses = {path: await anyio.to_thread.run_sync(os.stat, source.path) for path, source in sources.items()}
     texts = await _write_all(context.workspace, writes)
-    for path, mode in modes.items():
+    for path, status in statuses.items():
         with suppress(OSError):
-            await anyio.to_thread.run_sync(_set_mode, path, stat.S_IMODE(mode.st_mode))
-    ends = [await conclude_write(context, write, text) for write, text in zip(writes, texts, strict=True)]
+            await anyio.to_thread.run_sync(_set_mode, path, stat.S_IMODE(status.st_mode))
+    conclusions = [await conclude_write(context, write, text) for write, text in zip(writes, texts, strict=True)]
     announcement = Announcement(
         title=_title(plans),
-        kind="delete" if all(plan.like == _REMOVES for plan in plans) else "edit",
+        kind="delete" if all(plan.equivalents == _REMOVES for plan in plans) else "edit",
         locations=tuple(
             location
             for write in writes
             for location in write.target.plan("", "edit", "write", line=write.change.line).announcement.locations
         ),
-        diffs=tuple(diff for _, diff in ends),
+        diffs=tuple(diff for _, diff in conclusions),
     )
-    return Outcome(text="\n".join(done for done, _ in ends if done), announcement=announcement)
+    return Outcome(text="\n".join(done for done, _ in conclusions if done), announcement=announcement)
 
 
 async def _write_all(workspace: Workspace, writes: Sequence[Write]) -> list[str]:
@@ -153,10 +155,12 @@ async def _write_all(workspace: Workspace, writes: Sequence[Write]) -> list[str]
             texts[index] = await perform_write(workspace, writes[index])
     except BaseException as error:
         with anyio.CancelScope(shield=True):
-            left = await _put_back(workspace, [writes[index] for index in texts])
+            not_restored = await _put_back(workspace, [writes[index] for index in texts])
         if not isinstance(error, OSError):
             raise
-        words = f"{describe_error(error)}. " + (f"Not put back: {', '.join(left)}" if left else "No file was changed")
+        words = f"{describe_error(error)}. " + (
+            f"Not put back: {', '.join(not_restored)}" if not_restored else "No file was changed"
+        )
         raise ArgumentError(words) from error
     return [texts[index] for index in range(len(writes))]
 
@@ -199,7 +203,7 @@ async def _file_plans(
             like = {"add": _WRITES, "update": _REMOVES if destination else _EDITS, "delete": _REMOVES}[change.action]
             plans.append(_FilePlan(target=target, like=like, fault=fault))
             if destination is not None:
-                plans.append(_FilePlan(target=destination, like=_WRITES, fault=fault))
+                plans.append(_FilePlan(target=destination, equivalents=_WRITES, fault=fault))
     seen = set()
     for plan in plans:
         if plan.target.path in seen:
@@ -218,19 +222,21 @@ async def _plans_of(
     """
     match change.action:
         case "add":
-            return [_FilePlan(target=target, like=_WRITES, change=await _addition(context, target, change.content))]
+            return [
+                _FilePlan(target=target, equivalents=_WRITES, change=await _addition(context, target, change.content))
+            ]
         case "delete":
             removal = await _removal(context, target, change.hunks)
-            return [_FilePlan(target=target, like=_REMOVES, change=removal)]
+            return [_FilePlan(target=target, equivalents=_REMOVES, change=removal)]
     edited = await _edit(context, target, change.hunks)
     if destination is None:
-        return [_FilePlan(target=target, like=_EDITS, change=edited)]
+        return [_FilePlan(target=target, equivalents=_EDITS, change=edited)]
     await _check_missing(context, destination)
     moved = replace(edited, before=None, like=edited.before, done=f"Moved {target.name} to {destination.name}.")
     removed = Change(before=edited.before, after=None, done=edited.done)
     return [
-        _FilePlan(target=target, like=_REMOVES, change=removed),
-        _FilePlan(target=destination, like=_WRITES, change=moved, source=target),
+        _FilePlan(target=target, equivalents=_REMOVES, change=removed),
+        _FilePlan(target=destination, equivalents=_WRITES, change=moved, source=target),
     ]
 
 
@@ -238,7 +244,8 @@ async def _check_missing(context: ToolContext, target: PathTarget) -> None:
     """:raises ~crow.domain.errors.ArgumentError: there is something at the path."""
     if (await context.workspace.stat(target.path)).kind != "missing":
         raise ArgumentError(
-            f"{target.name} exists; change it with `*** Update File: {target.name}`, or delete it in a patch before"
+            f"{target.name} exists; change it with `*** Update File: {target.name}`, or delete it first with another "
+            "patch"
         )
 
 
@@ -265,7 +272,7 @@ async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hun
 async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
     file = await read_editable(context, target)
     body, name = file.text.removeprefix("\ufeff"), target.name
-    if not hunks:
+    if not hunks:  # the file is only moved
         return Change(before=file, after=file.text, done="")
     old = "\n".join(line.text for hunk in hunks for line in hunk.lines if line.mark != "+")
     if RESULT_MASK in old and RESULT_MASK not in body:
@@ -317,7 +324,7 @@ def _title(plans: Sequence[_FilePlan]) -> str:
     verbs = {_EDITS: "Edit", _WRITES: "Create", _REMOVES: "Delete"}
     if len(plans) == 2 and plans[1].source is not None:
         return f"Move {in_title(plans[0].target.name)} to {in_title(plans[1].target.name)}"
-    verb = verbs[plans[0].like] if len({plan.like for plan in plans}) == 1 else "Patch"
+    verb = verbs[plans[0].like] if len({plan.equivalents for plan in plans}) == 1 else "Patch"
     names = ", ".join(in_title(plan.target.name) for plan in plans[:_MAX_NAMED])
     return f"{verb} {names}" + (f" and {len(plans) - _MAX_NAMED} more" if len(plans) > _MAX_NAMED else "")
 

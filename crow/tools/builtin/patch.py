@@ -74,7 +74,7 @@ class FileChange:
 def parse_patch(text: str) -> tuple[FileChange, ...]:
     """Return the changes of a patch.
 
-    :raises ~crow.domain.errors.ArgumentError: the patch cannot be read without a guess. The message says where.
+    :raises ~crow.domain.errors.ArgumentError: the patch is malformed, ambiguous or too large. The message says where.
     """
     lines = _unwrapped([line.removesuffix("\r") for line in text.split("\n")])
     if len(lines) > _MAX_LINES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import threading
 import tomllib
@@ -20,18 +21,24 @@ _MAX_YAML_CHARS = 40_000
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 _WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", "settings", "launch", "tasks", "extensions")
 """JSON files whose names begin like this often contain comments."""
+_TEMPLATE = re.compile(r"\{%|\{\{")
+_PYTHON_TEMPLATE = re.compile(r"\{%|\{\{[ -]")
+"""In Python, `{{` alone is usual: f-strings have it."""
 _filters_lock = threading.Lock()
 
 
 async def find_syntax_error(name: str, before: str | None, after: str) -> str | None:
-    """Return a sentence for the model if the file `name` can be parsed before a change (or is new), but not after it.
-    `before` is None for a new file."""
+    """Return a sentence for the model if the file can be parsed before a change (or is new), but not after it. `name`
+    is its name without directories. `before` is None for a new file. New files that look like templates are not
+    checked."""
     suffix = PurePath(name).suffix
     language = _LANGUAGES.get(suffix)
     if language is None or len(after) > _MAX_CHARS or not after.strip():
         return None
-    if before is None and (name.startswith(_WITH_COMMENTS) or "{{" in after or "{%" in after):
-        return None  # comments, or a template
+    template = _PYTHON_TEMPLATE if language[0] == _PYTHON else _TEMPLATE
+    has_comments = suffix == ".json" and name.startswith(_WITH_COMMENTS)
+    if before is None and (has_comments or template.search(after)):
+        return None
     return await anyio.to_thread.run_sync(_compare, language, before, after)
 
 
@@ -40,9 +47,9 @@ def _compare(language: tuple[str, Callable[[str], str | None]], before: str | No
     problem = parse(after.removeprefix("\ufeff"))
     if problem is None:
         return None
-    if before is None:
+    if before is None or not before.strip():
         return f"It does not parse as {what}: {problem}."
-    if before.strip() and parse(before.removeprefix("\ufeff")) is not None:
+    if parse(before.removeprefix("\ufeff")) is not None:
         return None
     return f"With this change, it no longer parses as {what}: {problem}."
 
@@ -54,7 +61,7 @@ def _python(text: str) -> str | None:
         try:
             ast.parse(text)
         except SyntaxError as error:
-            return f"{error.msg}, line {error.lineno}"
+            return error.msg if error.lineno is None else f"{error.msg}, line {error.lineno}"
         except (ValueError, MemoryError, RecursionError):
             return None
     return None

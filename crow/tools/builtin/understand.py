@@ -1,7 +1,7 @@
 """Understands calls that were written for the tools of other agents.
 
 Models are trained with other tools than crow's, and fall back on their names. A call is changed only if its meaning is
-clear; what was understood is what is stored, shown, and sent back to the model.
+clear; the changed call is stored, shown, and sent back to the model.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, Too
 
 
 def _bare_patch(call: ToolCall) -> ToolCall:
-    """Return a call whose arguments are a whole patch instead of JSON as a call with this patch."""
+    """If the arguments of a call are a whole patch instead of JSON, return a call with this patch as its argument."""
     patch = (call.raw or "").strip()
     if not (patch.startswith("*** Begin Patch\n") and patch.endswith("\n*** End Patch")):
         return call
@@ -153,7 +153,8 @@ def _renamed(name: str, arguments: _Arguments) -> tuple[str, _Arguments]:
 def _with_own_names(
     arguments: _Arguments, names: Mapping[str, tuple[str, ...]], properties: Collection[str]
 ) -> _Arguments:
-    """Rename the arguments that other agents name otherwise, if crow's own is not given and only one of them is."""
+    """Rename arguments that have another agent's name, unless crow's own name is given, too, or several of them mean
+    the same argument."""
     others = {other: own for own, known in names.items() for other in known}
     meant = [others.get(name.lower(), "") for name in arguments if name not in properties]
     renamed: _Arguments = {}
@@ -165,7 +166,7 @@ def _with_own_names(
 
 
 def _reading(arguments: _Arguments) -> _Arguments:
-    """`view_range: [first, last]`, `end_line`, and lines counted from 0."""
+    """Convert `view_range: [first, last]`, `end_line`, and lines counted from 0 to `line` and `limit`."""
     rest = dict(arguments)
     match rest.get("view_range"):
         case [int(first), int(last)] if "line" not in rest and "limit" not in rest:
@@ -175,7 +176,7 @@ def _reading(arguments: _Arguments) -> _Arguments:
                 rest["limit"] = last - first + 1
     for name in ("end_line", "line_end", "to_line", "endLine"):
         match rest.get(name), rest.get("line", 1):
-            case int(last), int(first) if last >= first and "limit" not in rest:
+            case int(last), int(first) if last >= max(first, 1) and "limit" not in rest:
                 del rest[name]
                 rest["limit"] = last - max(first, 1) + 1
     if rest.get("line") == 0:
@@ -194,6 +195,9 @@ def _searching(arguments: _Arguments) -> _Arguments:
     return rest
 
 
+_DIRECTORY_NAMES = ("workdir", "cwd", "working_directory", "working_dir")
+
+
 def _command(arguments: _Arguments) -> _Arguments:
     """Accept a command as a list of words, a timeout in milliseconds, and another working directory."""
     rest = dict(arguments)
@@ -206,15 +210,16 @@ def _command(arguments: _Arguments) -> _Arguments:
         value = rest.get(name)
         if "timeout_s" not in rest and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             del rest[name]
-            # More seconds than crow allows are milliseconds.
+            value = min(value, 1_000 * MAX_TIMEOUT_S)  # it may be infinite
+            # a value above crow's maximum must be in milliseconds
             seconds = value / 1_000 if divisor == 1 and value > MAX_TIMEOUT_S else value / divisor
             rest["timeout_s"] = min(MAX_TIMEOUT_S, max(1, math.ceil(seconds)))
-    for name in ("workdir", "cwd", "working_directory", "working_dir"):
-        directory = rest.get(name)
-        if isinstance(directory, str) and isinstance(rest.get("command"), str):
-            del rest[name]
-            if directory not in ("", "."):
-                rest["command"] = f"cd {shlex.quote(directory)} && {{ {rest['command']}\n}}"
+    places = [name for name in _DIRECTORY_NAMES if isinstance(rest.get(name), str)]
+    if len(places) == 1 and isinstance(line := rest.get("command"), str) and not line.endswith("\\"):
+        directory = rest.pop(places[0])
+        if directory not in ("", "."):
+            place = f"./{directory}" if directory.startswith("-") else directory
+            rest["command"] = f"cd {shlex.quote(place)} && {{ {line}\n}}"
     return rest
 
 
@@ -227,7 +232,8 @@ def _plan(arguments: _Arguments) -> _Arguments:
         states = {"done": "completed", "complete": "completed", "todo": "pending", "in-progress": "in_progress"}
         rest["items"] = []
         for item in items:
-            renamed = {(names.get(key, key) if "content" not in item else key): value for key, value in item.items()}
+            is_clear = "content" not in item and len(names.keys() & item.keys()) == 1
+            renamed = {(names.get(key, key) if is_clear else key): value for key, value in item.items()}
             step = {key: value for key, value in renamed.items() if key in known}
             if isinstance(step.get("status"), str):
                 step["status"] = states.get(step["status"], step["status"])

@@ -45,11 +45,13 @@ class Mover:
     image: str
     """Where the replaced file is moved."""
     parent: int
+    """The open directory of the path in the workspace."""
     name: str
-    """The path in the workspace: its open directory and its name in it."""
+    """The path's name in it."""
     source_parent: int = -1
+    """The open directory of the new file."""
     source_name: str = ""
-    """Where the new file is."""
+    """The new file's name in it."""
 
     def conflict(self) -> Conflict:
         """Return the error that says that somebody else has changed the path."""

@@ -102,8 +102,8 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
 
 
 def _with_digests(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the operations with digests of short new files, unless there are many. With a digest, a file is still
-    known after a tool has written the same content again."""
+    """Return the operations with digests of short new files, unless there are many. A digest shows that a file is
+    unchanged even if a tool has written the same content again."""
     chosen = [each for each in operations if each.after.kind == "file" and each.after.size <= _DIGEST_BYTES]
     if len(chosen) > _MAX_DIGESTS:
         return tuple(operations)

@@ -283,7 +283,7 @@ class ServerConnection:
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
                 if self._asks_again and self._auth is not None:
                     self._asks_again = False
-                    self._auth.reset()  # it has noted the withdrawn question as a refusal
+                    self._auth.reset()  # for it, the withdrawn question was refused by the user
                     continue
                 if self._restarting.is_set():
                     continue

@@ -46,8 +46,8 @@ class RedirectListener:
 
     def take(self, target: str) -> bool:
         """Take the answer of the authorization server from the URL to which the browser was sent, or from only the path
-        and query of that URL. Return False if the URL does not belong to this login, or if an answer was already
-        taken."""
+        and query of that URL. Return False if the URL does not belong to this login or holds no answer, or if
+        an answer was already taken."""
         try:
             parts = urlsplit(target.strip())
             given = parse_qs(parts.query, max_num_fields=50)

@@ -216,9 +216,10 @@ class _Ruleset:
         os.close(self.handle)
 
     def allow(self, path: str, rights: int, excluded: Sequence[str]) -> None:
-        """Allow `rights` for everything at and below a path, except for what is at and below the excluded paths.
+        """Allow `rights` for everything at and below a path, except for what is at and below the excluded paths. The
+        directories above an excluded path may only be listed.
 
-        Nothing happens if the path does not exist or contains a link.
+        No rule is added if the path does not exist or contains a link, but it is still watched.
         """
         self.stamps.setdefault(path, _directory_stamp(path, is_listed=False))
         try:

@@ -325,9 +325,8 @@ class Policy:
                 continue
             variables[name] = f"{caches}{directory}"
         if "GOMODCACHE" in variables:
-            downloads = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or _GO_PROXY
-            variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
+            variables["GOPROXY"] = ",".join([self._go_downloads(), others if has_network else "off"])
         if self._outer_repositories():  # git must look outside of the workspace, which is a mount of its own
             variables["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
         if access == "read" and not has_overlay:
@@ -344,14 +343,22 @@ class Policy:
         download. A cargo home with downloads of the user stays where it is, read-only, so that builds find them."""
         home, writable = self.home or Path(os.sep), self.writable_roots()
         variables = {}
-        modules = Path(self.env.get("GOMODCACHE") or home / _CACHES["GOMODCACHE"][1])
-        if not is_inside_any(modules, writable):
-            others = self.env.get("GOPROXY") or _GO_PROXY
-            variables["GOPROXY"] = f"{(modules / 'cache' / 'download').as_uri()},{others}"
+        if not is_inside_any(self._go_modules(), writable):
+            variables["GOPROXY"] = f"{self._go_downloads()},{self.env.get('GOPROXY') or _GO_PROXY}"
         cargo = Path(self.env.get("CARGO_HOME") or home / _CACHES["CARGO_HOME"][1])
         if not is_inside_any(cargo, writable) and not (cargo / "registry").is_dir():
             variables["CARGO_HOME"] = str(private.caches / _CACHES["CARGO_HOME"][0])
         return variables
+
+    def _go_modules(self) -> Path:
+        """Return where go keeps what it has downloaded."""
+        usual = (self.home or Path(os.sep)) / _CACHES["GOMODCACHE"][1]
+        named = Path(self.env.get("GOMODCACHE") or usual)
+        return named if named.is_absolute() else usual  # go itself refuses a relative one
+
+    def _go_downloads(self) -> str:
+        """Return the URL from which go can take them."""
+        return (self._go_modules() / "cache" / "download").as_uri()
 
     def _found_places(self, home: Path | None) -> _FoundPlaces:
         """Return the toolchains and secret places. The search is repeated only if something was created or removed in
@@ -428,7 +435,7 @@ class Policy:
             return "does not exist"
         if is_writable and place in _SYSTEM:
             return "is a directory of the system; expected a directory below it"
-        if any(own == place or own.is_relative_to(place) for own in self.options.own) and is_writable:
+        if is_writable and any(Path(os.path.realpath(own)).is_relative_to(place) for own in self.options.own):
             return "contains crow's own files"
         return ""
 

@@ -88,3 +88,16 @@ def test_a_kind_gets_only_what_its_file_says_also_when_it_is_resumed(
 def test_a_subagent_stored_by_an_older_version_gets_everything() -> None:
     stored = {"agent": {"name": "kind", "instructions": "", "tools": None, "model": "", "mode": ""}}
     Speciality.stored(stored).check_context(Task(title="t", prompt="p", files=("a",), state=True))
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        {"name": 1, "instructions": "x", "tools": ["read_file"]},
+        {"name": "kind", "instructions": "x", "tools": "all", "mode": "root"},
+        "damaged",
+    ],
+)
+def test_a_damaged_kind_allows_nothing(agent: object) -> None:
+    stored = Speciality.stored({"agent": agent})
+    assert (stored.tools, stored.mode_in("auto")) == ((), "plan")

@@ -10,6 +10,7 @@ import pytest
 
 from crow.domain.messages import ToolCall
 from crow.tools import builtin
+from crow.tools.builtin.shell import MAX_TIMEOUT_S
 from crow.tools.builtin.understand import understood
 from tests.tools.conftest import OpenBox
 
@@ -54,6 +55,16 @@ def meant(name: str, arguments: dict[str, Any], *others: str) -> tuple[str, dict
         ("shell", {"command": "ls", "timeout_ms": 500}, "shell", {"command": "ls", "timeout_s": 1}),
         ("shell", {"command": ["git", "log", "a b"]}, "shell", {"command": "git log 'a b'"}),
         ("bash", {"command": "make", "workdir": "a b"}, "shell", {"command": "cd 'a b' && { make\n}"}),
+        ("bash", {"command": "make", "cwd": "-"}, "shell", {"command": "cd ./- && { make\n}"}),
+        (
+            "bash",
+            {"command": "make", "cwd": "a", "workdir": "b"},
+            "shell",
+            {"command": "make", "cwd": "a", "workdir": "b"},
+        ),
+        ("bash", {"command": "ls", "timeout": float("inf")}, "shell", {"command": "ls", "timeout_s": MAX_TIMEOUT_S}),
+        ("bash", {"command": "ls", "timeout": 10**400}, "shell", {"command": "ls", "timeout_s": MAX_TIMEOUT_S}),
+        ("read", {"path": "a", "start_line": 0, "end_line": 0}, "read_file", {"path": "a", "line": 1, "end_line": 0}),
         (
             "run_terminal_cmd",
             {"command": "ls", "is_background": False, "explanation": "look"},
@@ -63,6 +74,12 @@ def meant(name: str, arguments: dict[str, Any], *others: str) -> tuple[str, dict
         ("Grep", {"pattern": "x", "include": "*.py"}, "grep", {"pattern": "x", "glob": "*.py"}),
         ("grep", {"pattern": "x", "-i": True}, "grep", {"pattern": "x", "ignore_case": True}),
         ("Glob", {"pattern": "*.py"}, "list_files", {"pattern": "*.py"}),
+        (
+            "todo",
+            {"items": [{"step": "a", "title": "b", "status": "todo"}]},
+            "update_plan",
+            {"items": [{"status": "pending"}]},
+        ),
         (
             "TodoWrite",
             {"todos": [{"content": "a", "status": "completed", "activeForm": "A"}, {"step": "b", "status": "done"}]},
