@@ -200,8 +200,9 @@ async def _file_plans(
             plans += await _plans_of(context, change, target, destination)
         except (ArgumentError, OSError) as error:
             fault = describe_error(error)
-            like = {"add": _WRITES, "update": _REMOVES if destination else _EDITS, "delete": _REMOVES}[change.action]
-            plans.append(_FilePlan(target=target, like=like, fault=fault))
+            update = _REMOVES if destination else _EDITS
+            equivalents = {"add": _WRITES, "update": update, "delete": _REMOVES}[change.action]
+            plans.append(_FilePlan(target=target, equivalents=equivalents, fault=fault))
             if destination is not None:
                 plans.append(_FilePlan(target=destination, equivalents=_WRITES, fault=fault))
     seen = set()
@@ -324,7 +325,7 @@ def _title(plans: Sequence[_FilePlan]) -> str:
     verbs = {_EDITS: "Edit", _WRITES: "Create", _REMOVES: "Delete"}
     if len(plans) == 2 and plans[1].source is not None:
         return f"Move {in_title(plans[0].target.name)} to {in_title(plans[1].target.name)}"
-    verb = verbs[plans[0].like] if len({plan.equivalents for plan in plans}) == 1 else "Patch"
+    verb = verbs[plans[0].equivalents] if len({plan.equivalents for plan in plans}) == 1 else "Patch"
     names = ", ".join(in_title(plan.target.name) for plan in plans[:_MAX_NAMED])
     return f"{verb} {names}" + (f" and {len(plans) - _MAX_NAMED} more" if len(plans) > _MAX_NAMED else "")
 
