@@ -89,7 +89,7 @@ def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
     whole = plain(read(fixture, [stream]))
     assert plain(read(fixture, [stream[at : at + 1] for at in range(len(stream))])) == whole
     chance = random.Random(len(stream))
-    for _ in range(5):
+    for _ in range(examples(2)):
         cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(1, 30)))
         pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
         assert plain(read(fixture, pieces)) == whole
@@ -98,7 +98,7 @@ def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
 def test_a_stream_cut_anywhere_before_its_end_runs_no_call(fixture: Fixture) -> None:
     chance = random.Random(len(fixture.stream))
-    for _ in range(5):
+    for _ in range(examples(2)):
         cut = fixture.stream[: chance.randrange(len(fixture.stream))]
         outcome = read(fixture, [cut])
         is_ended = any(
