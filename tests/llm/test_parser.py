@@ -48,8 +48,7 @@ def described(call: ToolCall, expected: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
+def check_whole(fixture: Fixture) -> None:
     outcome = outcome_of(fixture, [fixture.stream])
     expect = fixture.expect
     if "error" in expect:
@@ -67,17 +66,22 @@ def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
     assert answer == Answer(calls=answer.calls, usage=usage, **wanted)
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
+def check_splits(fixture: Fixture) -> None:
     stream = fixture.stream
     whole = plain(outcome_of(fixture, [stream]))
     if len(stream) < 20_000:
         assert plain(outcome_of(fixture, [stream[at : at + 1] for at in range(len(stream))])) == whole
     chance = random.Random(len(stream))
-    for _ in range(5):
+    for _ in range(examples(2)):
         cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(1, 30)))
         pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
         assert plain(outcome_of(fixture, pieces)) == whole
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_a_stream_gives_what_its_fixture_expects_in_any_split(fixture: Fixture) -> None:
+    check_whole(fixture)
+    check_splits(fixture)
 
 
 @given(
@@ -209,7 +213,7 @@ def test_endless_tool_calls_are_cut_at_the_limit() -> None:
 
 def test_fragments_with_a_new_id_each_are_one_call() -> None:
     parser = StreamParser(tuple(TOOLS.values()))
-    text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * 16_000})
+    text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * examples(2_000)})
     fragments = [
         {"id": f"id{at}", "function": {"arguments": text[at : at + 4], **({} if at else {"name": "write_file"})}}
         for at in range(0, len(text), 4)
@@ -222,12 +226,12 @@ def test_fragments_with_a_new_id_each_are_one_call() -> None:
 
 
 def test_reasoning_details_in_many_pieces_are_joined_in_linear_time() -> None:
-    parser = StreamParser()
-    for number in range(50_000):
+    parser, pieces = StreamParser(), range(examples(5_000))
+    for number in pieces:
         detail = {"type": "reasoning.text", "index": 0, "text": f"twig {number} "}
         parser.feed([json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]})])
     parser.feed(['{"choices":[{"delta":{"content":"A"},"finish_reason":"stop"}]}'])
-    text = "".join(f"twig {number} " for number in range(50_000))
+    text = "".join(f"twig {number} " for number in pieces)
     joined = {"type": "reasoning.text", "index": 0, "text": text}
     assert parser.finish().opaque == {"reasoning_details": [joined]}
 

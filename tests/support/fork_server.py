@@ -2,7 +2,7 @@
 
 This saves half a second per test. The child has its own arguments, environment, directory and pipes; it differs
 from a new process only in its imported modules, which it does not take down at the end. Linux only.
-`python -m tests.support.fork_server SOCKET` is the server; it ends when its stdin is closed.
+`python -m tests.support.fork_server SOCKET [MODULE...]` is the server; it ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ IMPORTED_LATER = (
     "rich.progress",
 )
 """What a running crow imports only when it needs it."""
+ALSO_IMPORTED: list[str] = []
+"""Other modules that scripts of the tests import. Fill it before the first process is started."""
 WAITS = {
     "crow.agent.history.titles": ("REST_S", 0.05),
     "crow.llm.offline": ("PIECE_DELAY_S", 0.0),
@@ -320,7 +322,7 @@ def _address() -> str:
     directory = tempfile.TemporaryDirectory(prefix="crow-tests-")
     address = f"{directory.name}/server"
     program = subprocess.Popen(
-        [sys.executable, "-m", __name__, address],
+        [sys.executable, "-m", __name__, address, *ALSO_IMPORTED],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -339,12 +341,12 @@ def _address() -> str:
     return address
 
 
-def serve(address: str) -> NoReturn:
-    """Fork a `crow` for each connection and tell it the exit code, until stdin ends."""
+def serve(address: str, *modules: str) -> NoReturn:
+    """Import crow and these modules. Fork a `crow` for each connection and tell it the exit code, until stdin ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, selectors.DefaultSelector() as selector:
         listener.bind(address)
         listener.listen()
-        _import_all()
+        _import_all(*modules)
         os.write(1, b"ready")
         os.dup2(2, 1)
         selector.register(listener, selectors.EVENT_READ)
@@ -395,9 +397,9 @@ def _end_all(children: Sequence[int]) -> None:
             time.sleep(0.01)
 
 
-def _import_all() -> None:
+def _import_all(*modules: str) -> None:
     """Import everything that crow may import later, and build the models that it would build on first use."""
-    for module in IMPORTED_LATER:
+    for module in (*IMPORTED_LATER, *modules):
         importlib.import_module(module)
     for module, (name, seconds) in WAITS.items():
         assert hasattr(sys.modules[module], name)
@@ -499,4 +501,4 @@ def _run_script(code: str) -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

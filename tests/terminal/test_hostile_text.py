@@ -48,18 +48,15 @@ def check(shown: str, *, is_fake_line_allowed: bool = False) -> None:
         assert not re.search(r"^FAKE", shown, re.MULTILINE), shown
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_checks_and_lists_escape_what_endpoints_and_servers_say(hostile: Shell) -> None:
+    for arguments in (
         *(["doctor"], ["doctor", "--json"], ["models"], ["models", "--json"], ["mcp"], ["mcp", "list", "--json"]),
         *(["mcp", "test"], ["mcp", "test", "--json"], ["config"]),
-    ],
-)
-def test_checks_and_lists_escape_what_endpoints_and_servers_say(hostile: Shell, arguments: list[str]) -> None:
-    with hostile.in_terminal(*arguments, **CALM) as terminal:
-        terminal.wait()
-    assert terminal.shown.strip()
-    check(terminal.shown, is_fake_line_allowed=arguments == ["models"])  # a cell of a table is wrapped
+    ):
+        with hostile.in_terminal(*arguments, **CALM) as terminal:
+            terminal.wait()
+        assert terminal.shown.strip(), arguments
+        check(terminal.shown, is_fake_line_allowed=arguments == ["models"])  # a cell of a table is wrapped
 
 
 def test_errors_of_an_endpoint_are_escaped(hostile: Shell) -> None:

@@ -127,7 +127,7 @@ def test_no_line_of_prose_is_wider_than_the_terminal(words: list[str]) -> None:
     assert all(cell_len(line) <= 39 for line in shown(" ".join(words)).splitlines())
 
 
-@pytest.mark.parametrize("text", ["*a" * 100_000, "[" * 200_000, "`" * 200_000, "a*" * 100_000, "| a\n" * 50_000])
+@pytest.mark.parametrize("text", ["*a" * 30_000, "[" * 60_000, "`" * 60_000, "a*" * 30_000, "| a\n" * 15_000])
 def test_hostile_markdown_takes_linear_time(text: str) -> None:
     assert shown(text)
 

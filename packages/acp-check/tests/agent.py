@@ -31,10 +31,10 @@ class Refusal(Exception):
 
 
 class Agent(Scripts):
-    """The agent. `write` takes its output, `broken` is the id of the rule that it breaks."""
+    """The agent. `write` takes its output, `broken` are the ids of the rules that it breaks."""
 
-    def __init__(self, write: Callable[[bytes], None], disk: Disk, endpoint: EndpointLog, broken: str = "") -> None:
-        super().__init__(write, disk, endpoint, broken)
+    def __init__(self, write: Callable[[bytes], None], disk: Disk, endpoint: EndpointLog, *broken: str) -> None:
+        super().__init__(write, disk, endpoint, *broken)
         self._open: set[str] = set()
         self._delayed: list[Any] = []
 
@@ -510,7 +510,7 @@ def main() -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    agent = Agent(write, disk, EndpointLog(), sys.argv[1] if len(sys.argv) > 1 else "")
+    agent = Agent(write, disk, EndpointLog(), *sys.argv[1:])
     while not agent.is_dead and (data := os.read(0, 1 << 16)):
         agent.feed(data)
         if file:

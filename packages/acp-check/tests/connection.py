@@ -11,14 +11,14 @@ Json: TypeAlias = dict[str, Any]
 
 
 class Connection(ABC):
-    """Reads and writes JSON-RPC. `write` takes its output, `broken` is the id of the rule that it breaks."""
+    """Reads and writes JSON-RPC. `write` takes its output, `broken` are the ids of the rules that it breaks."""
 
-    def __init__(self, write: Callable[[bytes], None], broken: str = "") -> None:
+    def __init__(self, write: Callable[[bytes], None], *broken: str) -> None:
         self.is_dead = False
         self._write = write
         self._broken = broken
         self._buffer = b""
-        self._has_slipped = False
+        self._slipped: set[str] = set()
 
     @abstractmethod
     def _request(self, message: Json) -> None:
@@ -34,13 +34,13 @@ class Connection(ABC):
 
     def breaks(self, *rules: str) -> bool:
         """Whether the agent breaks one of these rules."""
-        return self._broken in rules
+        return any(rule in self._broken for rule in rules)
 
     def slips(self, rule: str) -> bool:
         """Whether to break this rule now. True once."""
-        if self._has_slipped or not self.breaks(rule):
+        if rule in self._slipped or not self.breaks(rule):
             return False
-        self._has_slipped = True
+        self._slipped.add(rule)
         return True
 
     def feed(self, data: bytes) -> None:

@@ -42,8 +42,8 @@ class Prompt:
 class Scripts(Connection):
     """The scripts, and the updates that they send."""
 
-    def __init__(self, write: Callable[[bytes], None], disk: Disk, endpoint: EndpointLog, broken: str = "") -> None:
-        super().__init__(write, broken)
+    def __init__(self, write: Callable[[bytes], None], disk: Disk, endpoint: EndpointLog, *broken: str) -> None:
+        super().__init__(write, *broken)
         self._disk = disk
         self._endpoint = endpoint
         self._offered: Json = {}

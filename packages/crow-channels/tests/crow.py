@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -19,7 +20,56 @@ from crow_channels.app import run
 from crow_channels.chat import Chat
 from crow_channels.config import Config, read_config
 
+ROOT = Path(__file__).parents[3]
 SECRETS = {"DISCORD_TOKEN": "discord-token-of-the-tests", "HOOK_SECRET": "a secret of the tests only"}
+
+
+def _fork_server() -> Any:
+    """Return the module of crow's tests, whose package has the same name as this one."""
+    name = "tests.support.fork_server"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "support" / "fork_server.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ALSO_IMPORTED += ["crow_channels.__main__", "crow_channels.discord_chat", "crow_channels.webhook_chat"]
+    return module
+
+
+fork_server = _fork_server()
+
+
+class Process:
+    """Crow with these arguments, or Python code. Its output is read by a thread."""
+
+    def __init__(self, *arguments: str, env: Mapping[str, str], cwd: Path, script: str = "") -> None:
+        self._process: Any
+        if sys.platform == "linux":  # forked, which takes much less than another import of all modules
+            self._process = fork_server.ForkedProgram(arguments, env=env, cwd=cwd, script=script)
+        else:
+            argv = [sys.executable, *(("-c", script) if script else ("-m", "crow")), *arguments]
+            self._process = subprocess.Popen(
+                argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+        self.stderr = self._process.stderr
+        self._reading = threading.Thread(target=self._read, daemon=True)
+
+    def _read(self) -> None:
+        self.output, _ = self._process.communicate(timeout=None)
+
+    def read(self) -> None:
+        """Read the rest of its output, as long as it runs."""
+        self._reading.start()
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        """Send a signal, wait for the end, and return the exit code, or the negative number of the signal."""
+        self._process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
+        self._reading.join()
+        return int(self._process.returncode)
 
 
 class Crow:
@@ -32,7 +82,7 @@ class Crow:
         (self.home / "config.toml").write_text(settings)
         self.environment = {"PATH": os.environ["PATH"], "CROW_HOME": str(self.home), "CROW_MODEL": "offline"}
         self._port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def url(self) -> str:
@@ -40,28 +90,20 @@ class Crow:
 
     def start(self) -> None:
         """Start the server, and wait until it listens."""
-        command = [sys.executable, "-m", "crow", "serve", "--listen", f"127.0.0.1:{self._port}"]
-        self._process = process = subprocess.Popen(
-            command, env=self.environment, cwd=self.workspace, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        assert process.stderr is not None
+        listen = ("serve", "--listen", f"127.0.0.1:{self._port}")
+        self._process = process = Process(*listen, env=self.environment, cwd=self.workspace)
         for line in process.stderr:
             logged = json.loads(line)
             if logged["message"] == "The server listens":
                 self._port = int(logged["address"].removesuffix("/acp").rpartition(":")[2])
-                self._reading = threading.Thread(target=process.stderr.read, daemon=True)
-                self._reading.start()
+                process.read()
                 return
         raise AssertionError("The server did not start")
 
-    def end(self, number: int = signal.SIGKILL) -> None:
-        """End the server."""
+    def end(self) -> None:
+        """Kill the server."""
         if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait()
-            self._reading.join()
-            assert self._process.stderr is not None
-            self._process.stderr.close()
+            self._process.end()
             self._process = None
 
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -79,10 +121,10 @@ class Crow:
 
     def command(self, *arguments: str) -> str:
         """Run a command of crow, and return its output."""
-        command = [sys.executable, "-m", "crow", *arguments]
-        return subprocess.run(
-            command, env=self.environment, cwd=self.workspace, stdout=subprocess.PIPE, text=True, check=True
-        ).stdout
+        process = Process(*arguments, env=self.environment, cwd=self.workspace)
+        process.read()
+        assert process.wait() == 0
+        return str(process.output.decode())
 
 
 @contextmanager

@@ -6,12 +6,11 @@ import asyncio
 import os
 import random
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.crow import SECRETS, Crow, bridge, configure, serving
+from tests.crow import SECRETS, Crow, Process, bridge, configure, serving
 from tests.fake_discord import CHANNEL, DIRECT, THREAD, FakeDiscord
 from tests.hook import Hook
 from tests.ports import free_port
@@ -72,19 +71,21 @@ async def test_broken_connections(seed: int, discord: FakeDiscord, crow: Crow, t
         assert crow.prompts(f"{name}:{place}") == [expected(place, number)[0] for number in range(count)]
 
 
-async def started(path: Path, log: Path) -> asyncio.subprocess.Process:
-    with log.open("ab") as stderr:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "crow_channels", str(path)), env=os.environ | SECRETS, stderr=stderr
-        )
+CHANNELS = "import sys\nfrom crow_channels.__main__ import main\nsys.exit(main())"
+
+
+def started(path: Path) -> Process:
+    process = Process(str(path), env=os.environ | SECRETS, cwd=path.parent, script=CHANNELS)
+    process.read()
+    return process
 
 
 async def test_killed_processes(discord: FakeDiscord, tmp_path: Path) -> None:
     """Kill crow-channels and the server at any moment. A turn whose server was killed is interrupted and says so."""
-    chance, log = random.Random(5), tmp_path / "log"
+    chance = random.Random(5)
     with serving(tmp_path) as crow:
         path = configure(tmp_path, crow, settings(discord, "killed"))
-        process = await started(path, log)
+        process = started(path)
         try:
             await discord.wait(lambda: discord.sessions)
             for number in range(8):
@@ -96,20 +97,16 @@ async def test_killed_processes(discord: FakeDiscord, tmp_path: Path) -> None:
                 await asyncio.sleep(chance.uniform(0, 0.3))
                 if round_number == 1:
                     crow.end()
-                process.kill()
-                await process.wait()
+                await asyncio.to_thread(process.end)
                 discord.forget_nonces()
                 discord.write(f"say round {round_number}")
                 if round_number == 1:
                     await asyncio.to_thread(crow.start)
-                process = await started(path, log)
+                process = started(path)
             await discord.wait(lambda: "round 2" in discord.answers())
-            process.send_signal(signal.SIGTERM)
-            assert await process.wait() == 0
+            assert await asyncio.to_thread(process.end, signal.SIGTERM) == 0
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await asyncio.to_thread(process.end)
         prompts = [f"say {number}" if number % 2 else f"count to {20 + number}" for number in range(8)]
         prompts += [f"say round {number}" for number in range(3)]
         assert sorted(crow.prompts()) == sorted(prompts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
-import sys
 from pathlib import Path
 
-from tests.crow import SECRETS, Crow, bridge, configure, serving
+from tests.crow import SECRETS, Crow, bridge, configure, fork_server, serving
 from tests.hook import Hook
 from tests.ports import free_port
 
@@ -49,7 +49,7 @@ async def test_a_crow_of_its_own_is_started_again_and_its_answer_found(crow: Cro
     pids, wrapper = tmp_path / "pids", tmp_path / "wrapper"
     wrapper.write_text(
         f'#!/bin/sh\necho $$ >> {pids}\nenv | grep -c "TOKEN\\|SECRET" > {tmp_path}/secrets\n'
-        f"CROW_HOME={tmp_path}/home CROW_MODEL=offline exec {sys.executable} -m crow acp\n"
+        f"CROW_HOME={tmp_path}/home CROW_MODEL=offline exec {shlex.join(fork_server.command())} acp\n"
     )
     wrapper.chmod(0o700)
     os.environ["HOOK_SECRET"] = SECRETS["HOOK_SECRET"]

@@ -110,16 +110,23 @@ async def test_a_server_of_the_older_protocol_gets_the_progress_that_it_asked_fo
 
 
 @ERAS
-@pytest.mark.parametrize("answer", ["reject_once", "reject_always", "cannot_ask", "unanswered"])
-async def test_a_rejected_request_never_reaches_the_model(tmp_path: Path, era: str, answer: PermissionAnswer) -> None:
-    run, model, told = await ask(tmp_path, answers=(answer,), era=era)
-    if era == "classic":
-        assert answered(told) == REJECTED
-    else:
-        assert told == "MCP server docs refused ask_model: The user did not allow this request."
-    assert len(model.requests) == 2
-    rules = [rule["tool"] for rule in run.session.branch.row.permissions]
-    assert rules == (["sampling"] if answer == "reject_always" else [])
+async def test_a_rejected_request_never_reaches_the_model(tmp_path: Path, era: str) -> None:
+    answers: tuple[PermissionAnswer, ...] = ("reject_once", "cannot_ask", "unanswered", "reject_always")
+    says = [Say(calls=(call("docs__ask_model", f"c{number}"),)) for number, _ in enumerate(answers)]
+    model = ScriptedModel(*(each for say in says for each in (say, Say(text=["Done."]))))
+    client = NoteTaker(*(each for answer in answers for each in ("allow_once", answer)))  # first about the tool
+    server = stdio("library.py", era, name="docs")
+    async with opened(tmp_path, model, client=client, servers=[server], open_tools=open_toolbox) as run:
+        for number, answer in enumerate(answers, 1):
+            await run.session.prompt(text("go"))
+            told = client.stored(ToolResult)[-1].text
+            if era == "classic":
+                assert answered(json.loads(told)) == REJECTED, answer
+            else:
+                assert told == "MCP server docs refused ask_model: The user did not allow this request.", answer
+            assert (len(model.requests), len(client.questions)) == (2 * number, 2 * number), answer
+            rules = [rule["tool"] for rule in run.session.branch.row.permissions]
+            assert rules == (["sampling"] if answer == "reject_always" else [])
 
 
 @pytest.mark.parametrize(
@@ -148,33 +155,40 @@ async def test_modes_and_rules_hold_and_rules_about_tools_do_not_cover_requests(
     assert [question.plan.coverage.rule_tool or question.name for question in run.client.questions] == asked
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"maxTokens": 0}, "maxTokens is 0; expected at least 1"),
-        ({"messages": []}, "the request has 0 messages; expected 1 to 200"),
-        ({"messages": [QUESTION] * 201}, "the request has 201 messages; expected 1 to 200"),
-        ({"systemPrompt": "x" * 100_000}, "the messages have 100,011 characters; expected at most 100,000"),
-        (
-            {"tools": [{"name": "a", "inputSchema": {"type": "object"}}]},
-            "crow does not offer the capability sampling.tools; send the request without tools",
-        ),
-        ({"stopSequences": ["x"] * 17}, "stopSequences: expected at most 16 texts of 1 to 200 characters"),
-        ({"stopSequences": [""]}, "stopSequences: expected at most 16 texts of 1 to 200 characters"),
-        (
-            {"messages": [{"role": "user", "content": {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}}]},
-            "the messages contain audio content that crow cannot use; expected text",
-        ),
-        (
-            {"messages": [{"role": "user", "content": {"type": "image", "data": "?", "mimeType": "image/png"}}]},
-            "the messages contain image content that crow cannot use; expected text",
-        ),
-    ],
+BAD: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"maxTokens": 0}, "maxTokens is 0; expected at least 1"),
+    ({"messages": []}, "the request has 0 messages; expected 1 to 200"),
+    ({"messages": [QUESTION] * 201}, "the request has 201 messages; expected 1 to 200"),
+    ({"systemPrompt": "x" * 100_000}, "the messages have 100,011 characters; expected at most 100,000"),
+    (
+        {"tools": [{"name": "a", "inputSchema": {"type": "object"}}]},
+        "crow does not offer the capability sampling.tools; send the request without tools",
+    ),
+    ({"stopSequences": ["x"] * 17}, "stopSequences: expected at most 16 texts of 1 to 200 characters"),
+    ({"stopSequences": [""]}, "stopSequences: expected at most 16 texts of 1 to 200 characters"),
+    (
+        {"messages": [{"role": "user", "content": {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}}]},
+        "the messages contain audio content that crow cannot use; expected text",
+    ),
+    (
+        {"messages": [{"role": "user", "content": {"type": "image", "data": "?", "mimeType": "image/png"}}]},
+        "the messages contain image content that crow cannot use; expected text",
+    ),
 )
-async def test_a_bad_request_is_refused_without_asking(tmp_path: Path, arguments: Any, message: str) -> None:
-    run, model, told = await ask(tmp_path, **arguments)
-    assert answered(told) == {"code": -32602, "message": message}
-    assert (len(run.client.questions), len(model.requests)) == (1, 2)
+"""Arguments of a request, and what the server is told."""
+
+
+async def test_a_bad_request_is_refused_without_asking(tmp_path: Path) -> None:
+    says = [
+        Say(calls=(call("docs__ask_model", f"c{number}", **arguments),)) for number, (arguments, _) in enumerate(BAD)
+    ]
+    model, client = ScriptedModel(*says, Say(text=["Done."])), NoteTaker()
+    server = stdio("library.py", "classic", name="docs")
+    async with opened(tmp_path, model, client=client, servers=[server], open_tools=open_toolbox) as run:
+        await run.session.prompt(text("go"))
+    told = [answered(json.loads(result.text)) for result in client.stored(ToolResult)]
+    assert told == [{"code": -32602, "message": message} for _, message in BAD]
+    assert (len(client.questions), len(model.requests)) == (len(BAD), len(BAD) + 1)
 
 
 async def test_answers_are_cut_at_stop_sequences_and_limits(tmp_path: Path) -> None:

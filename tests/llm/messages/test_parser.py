@@ -46,8 +46,7 @@ def _short(data: dict[str, Any], call: int | None) -> Any:
     return call if data == {"type": "tool_use"} else [data, call]
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
+def check_whole(fixture: Fixture) -> None:
     outcome = outcome_of(fixture, [fixture.stream])
     expect = fixture.expect
     if "error" in expect:
@@ -66,16 +65,21 @@ def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
     assert answer == Answer(calls=answer.calls, usage=usage, opaque=answer.opaque, wire="messages", **wanted)
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
+def check_splits(fixture: Fixture) -> None:
     stream = fixture.stream
     whole = plain(outcome_of(fixture, [stream]))
     assert plain(outcome_of(fixture, [stream[at : at + 1] for at in range(len(stream))])) == whole
     chance = random.Random(len(stream))
-    for _ in range(5):
+    for _ in range(examples(2)):
         cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(1, 30)))
         pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
         assert plain(outcome_of(fixture, pieces)) == whole
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_a_stream_gives_what_its_fixture_expects_in_any_split(fixture: Fixture) -> None:
+    check_whole(fixture)
+    check_splits(fixture)
 
 
 def test_the_fixtures_are_many() -> None:
@@ -186,11 +190,11 @@ def test_an_event_of_any_shape_raises_nothing_but_a_model_error(event: object, k
 
 
 def test_blocks_in_many_pieces_are_joined_in_linear_time() -> None:
-    parser = MessagesParser()
-    for number in range(50_000):
+    parser, pieces = MessagesParser(), range(examples(5_000))
+    for number in pieces:
         delta = {"type": "thinking_delta", "thinking": f"twig {number} "}
         parser.feed([json.dumps({"type": "content_block_delta", "index": 0, "delta": delta})])
     parser.feed(json.dumps(event) for event in block_events(1, {"text": ["A"]}))
     parser.feed(['{"type":"message_stop"}'])
-    thought = "".join(f"twig {number} " for number in range(50_000))
+    thought = "".join(f"twig {number} " for number in pieces)
     assert items_in(parser.finish())[0] == {"type": "thinking", "thinking": thought}

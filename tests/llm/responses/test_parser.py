@@ -62,8 +62,7 @@ def test_the_fixtures_are_many_and_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
+def check_whole(fixture: Fixture) -> None:
     outcome = read(fixture, [fixture.stream])
     expect = fixture.expect
     if "error" in expect:
@@ -83,22 +82,20 @@ def test_a_stream_gives_what_its_fixture_expects(fixture: Fixture) -> None:
     assert answer == Answer(calls=answer.calls, usage=usage, opaque=answer.opaque, wire="responses", **wanted)
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_any_split_of_a_stream_gives_the_same_answer(fixture: Fixture) -> None:
+def check_splits(fixture: Fixture) -> None:
     stream = fixture.stream
     whole = plain(read(fixture, [stream]))
     assert plain(read(fixture, [stream[at : at + 1] for at in range(len(stream))])) == whole
     chance = random.Random(len(stream))
-    for _ in range(5):
+    for _ in range(examples(2)):
         cuts = sorted(chance.randrange(len(stream) + 1) for _ in range(chance.randrange(1, 30)))
         pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
         assert plain(read(fixture, pieces)) == whole
 
 
-@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
-def test_a_stream_cut_anywhere_before_its_end_runs_no_call(fixture: Fixture) -> None:
+def check_cuts(fixture: Fixture) -> None:
     chance = random.Random(len(fixture.stream))
-    for _ in range(5):
+    for _ in range(examples(2)):
         cut = fixture.stream[: chance.randrange(len(fixture.stream))]
         outcome = read(fixture, [cut])
         is_ended = any(
@@ -106,6 +103,13 @@ def test_a_stream_cut_anywhere_before_its_end_runs_no_call(fixture: Fixture) -> 
         )
         assert outcome.error is not None or is_ended
         assert (outcome.answer is None) == (outcome.error is not None)
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
+def test_a_stream_gives_what_its_fixture_expects_in_any_split_and_runs_no_call_if_cut(fixture: Fixture) -> None:
+    check_whole(fixture)
+    check_splits(fixture)
+    check_cuts(fixture)
 
 
 def test_an_opaque_item_is_kept_to_the_last_character() -> None:

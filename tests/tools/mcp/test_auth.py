@@ -641,16 +641,20 @@ def test_a_url_is_shown_without_what_may_be_secret() -> None:
     assert shown("https://user:pw@host/path?key=1#x") == "https://host/path"
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"account": {"url": 1}}', "[" * 100_000, "\x00"])
-async def test_a_damaged_file_is_named_and_left_alone(
-    open_box: OpenBox, server: OAuthServer, folder: Path, text: str
-) -> None:
-    file = folder / f"{Account(url=server.url).file_name}.json"
+DAMAGED = ("", "null", "[]", "{}", '{"account": {"url": 1}}', "[" * 100_000, "\x00")
+
+
+async def test_a_damaged_file_is_named_and_left_alone(open_box: OpenBox, server: OAuthServer, folder: Path) -> None:
+    account = Account(url=server.url)
+    file = folder / f"{account.file_name}.json"
     await anyio.Path(folder).mkdir()
-    await anyio.Path(file).write_text(text)
+    for text in DAMAGED:
+        await anyio.Path(file).write_text(text)
+        with pytest.raises(ToolServerError, match="is damaged; delete it and log in again"):
+            LoginFolder(folder).read(account)
     async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
         assert await ready(box) == f"{file} is damaged; delete it and log in again"
-    assert await anyio.Path(file).read_text() == text
+    assert await anyio.Path(file).read_text() == DAMAGED[-1]
 
 
 def test_a_login_is_bound_to_its_server(folder: Path) -> None:

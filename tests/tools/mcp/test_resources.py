@@ -151,36 +151,36 @@ async def test_a_server_without_resources_adds_no_tools(open_box: OpenBox, how: 
         assert (await box.run("read_resource", server="srv", uri="docs:///a")).text.startswith("No tool")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        ({"server": "srv"}, "read_resource: uri is missing; expected text"),
-        ({"server": "srv", "uri": ""}, "read_resource: the uri is missing; expected text such as file:///notes.md"),
-        ({"server": "srv", "uri": 7}, "read_resource: uri is 7; expected text"),
-        ({"server": "no", "uri": "docs:///a"}, 'No MCP server "no" has resources. Servers with resources: srv.'),
-        (
-            {"server": "srv", "uri": "docs:///a\nb"},
-            "read_resource: the uri is docs:///a b; " + NO_URI,
-        ),
-        (
-            {"server": "srv", "uri": "docs:///\u202ea"},
-            r"read_resource: the uri is docs:///\u202ea; " + NO_URI,
-        ),
-        (
-            {"server": "srv", "uri": "x:" + "a" * 3_000},
-            "read_resource: the uri has 3,002 characters; expected at most 2,000",
-        ),
-        (
-            {"server": "srv", "uri": "issue://{owner}/7"},
-            "read_resource: the uri is a template; fill in the variables between the braces",
-        ),
-    ],
+BAD_ARGUMENTS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"server": "srv"}, "read_resource: uri is missing; expected text"),
+    ({"server": "srv", "uri": ""}, "read_resource: the uri is missing; expected text such as file:///notes.md"),
+    ({"server": "srv", "uri": 7}, "read_resource: uri is 7; expected text"),
+    ({"server": "no", "uri": "docs:///a"}, 'No MCP server "no" has resources. Servers with resources: srv.'),
+    (
+        {"server": "srv", "uri": "docs:///a\nb"},
+        "read_resource: the uri is docs:///a b; " + NO_URI,
+    ),
+    (
+        {"server": "srv", "uri": "docs:///\u202ea"},
+        r"read_resource: the uri is docs:///\u202ea; " + NO_URI,
+    ),
+    (
+        {"server": "srv", "uri": "x:" + "a" * 3_000},
+        "read_resource: the uri has 3,002 characters; expected at most 2,000",
+    ),
+    (
+        {"server": "srv", "uri": "issue://{owner}/7"},
+        "read_resource: the uri is a template; fill in the variables between the braces",
+    ),
 )
-async def test_bad_arguments_get_precise_errors(open_box: OpenBox, arguments: dict[str, Any], fault: str) -> None:
+
+
+async def test_bad_arguments_get_precise_errors(open_box: OpenBox) -> None:
     async with open_box(stdio("library.py", "classic")) as box:
         await box.toolbox.wait_ready(120)
-        assert (await box.plan("read_resource", **arguments)).fault == fault
-        assert await box.run("read_resource", **arguments) == Outcome(text=fault, is_error=True)
+        for arguments, fault in BAD_ARGUMENTS:
+            assert (await box.plan("read_resource", **arguments)).fault == fault
+            assert await box.run("read_resource", **arguments) == Outcome(text=fault, is_error=True)
 
 
 async def test_a_template_needs_its_server_and_variable(open_box: OpenBox) -> None:

@@ -105,7 +105,8 @@ def call(params: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
         case "log":
             # the newer protocol allows messages only if the request asks for a level
             if "modern" not in sys.argv or meta.get("io.modelcontextprotocol/logLevel") == "info":
-                for level, data in (("warning", arguments["text"]), ("notice", {"n": 1}), ("debug", "hidden")):
+                messages = (("warning", arguments["text"]), ("notice", {"n": 1}), ("debug", "hidden"))
+                for level, data in messages * arguments.get("times", 1):
                     params = {"level": level, "logger": "db", "data": data}
                     send({"method": "notifications/message", "params": params})
             return text("logged")
