@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -438,6 +437,7 @@ USERS = (None, NOBODY) if hasattr(os, "getuid") and os.getuid() == 0 else (None,
 """Attacks that depend on the user run as the user of the tests and, if that is root, as an ordinary one too."""
 
 SECRET = "sk-nest-0123456789"
+PR_SET_DUMPABLE = 4
 
 
 @pytest.fixture
@@ -452,15 +452,16 @@ def open_place() -> Iterator[Path]:
 
 
 def started_by(user: int | None, place: Path) -> dict[str, Any]:
-    """Arguments of `crow` that start a new interpreter as this user, with its home in `place`."""
-    env = {"CROW_HOME": str(place / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"}
+    """Arguments of `crow` that start it as this user, with its home in `place`: a new interpreter, or a forked process
+    that becomes another user. Like any program, other processes of that user may inspect it at first."""
+    env = {"CROW_HOME": str(place / "home")}
     if user is None:
         return {"argv": FRESH, "env": env}
     for folder in ("home", "work"):
         os.chown(place / folder, user, user)
+    become = f"os.setgroups([]); os.setgid({user}); os.setuid({user}); ctypes.CDLL(None).prctl({PR_SET_DUMPABLE}, 1)"
     # the other user may not be allowed to run the interpreter of the tests
-    become = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "/usr/bin/python3")
-    return {"argv": (*become, *FRESH[1:]), "env": env}
+    return {"env": env, "before": f"import ctypes, os, sys; {become}; sys.executable = '/usr/bin/python3'\n"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/environ")
@@ -630,15 +631,9 @@ async def test_no_process_outlives_its_command(
 ) -> None:
     """One command ends, one is cancelled, and one runs when crow ends."""
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    start: dict[str, Any] = {"env": {"CROW_HOME": str(open_place / "home")}, "before": SOON}
-    if user is not None:
-        start = started_by(user, open_place)
-        start["argv"] = (
-            *start["argv"][:-3],
-            "-c",
-            f"{SOON}import sys\nfrom crow.cli import main\nsys.exit(main(['acp']))",
-        )
-    async with crow(endpoint=endpoint, **start) as agent:
+    start = started_by(user, open_place) if user is not None else {"env": {"CROW_HOME": str(open_place / "home")}}
+    before = start.pop("before", "") + SOON
+    async with crow(endpoint=endpoint, before=before, **start) as agent:
         await agent.initialize()
         endpoint.script(fake.calls(("shell", {"command": LEAVE, "access": "full"})), fake.text("ok"))
         session = await agent.new_session(open_place / "work")

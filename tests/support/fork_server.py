@@ -35,7 +35,7 @@ from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
 
-__all__ = ["ForkedProcess", "ForkedProgram", "command", "put_on_path", "run_script", "start"]
+__all__ = ["ForkedProcess", "ForkedProgram", "command", "forking_python", "put_on_path", "run_script", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
@@ -71,6 +71,7 @@ IMPORTED_LATER = (
     "crow.terminal.chat",
     "crow.terminal.run",
     "crow.tools.workspace",
+    "encodings.utf_16_le",
     "openai.resources.chat.completions",
     "resource",
     "rich.progress",
@@ -280,6 +281,17 @@ def put_on_path(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     (directory / "crow").write_text(f'#!/bin/sh\nexec {" ".join(map(quote, command()))} "$@"\n', "utf-8")
     (directory / "crow").chmod(0o755)
+
+
+def forking_python(directory: Path) -> Path:
+    """Write a program that stands for `sys.executable` where crow starts itself. What it starts is forked, and crow
+    that runs there starts itself in the same way. Return its path."""
+    program = directory / "python"
+    code = f"import sys\nsys.executable = {str(program)!r}\nfrom crow.__main__ import main\nsys.exit(main())"
+    start = " ".join(map(quote, command(code)))
+    program.write_text(f'#!/bin/sh\nshift 3  # -P -m crow\nexec {start} "$@"\n', "utf-8")
+    program.chmod(0o755)
+    return program
 
 
 def run_script(
