@@ -631,9 +631,11 @@ async def test_no_process_outlives_its_command(
 ) -> None:
     """One command ends, one is cancelled, and one runs when crow ends."""
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    start = started_by(user, open_place) if user is not None else {"env": {"CROW_HOME": str(open_place / "home")}}
-    before = start.pop("before", "") + SOON
-    async with crow(endpoint=endpoint, before=before, **start) as agent:
+    start: dict[str, Any] = {"env": {"CROW_HOME": str(open_place / "home")}, "before": ""}
+    if user is not None:
+        start = started_by(user, open_place)
+    start["before"] += SOON
+    async with crow(endpoint=endpoint, **start) as agent:
         await agent.initialize()
         endpoint.script(fake.calls(("shell", {"command": LEAVE, "access": "full"})), fake.text("ok"))
         session = await agent.new_session(open_place / "work")
