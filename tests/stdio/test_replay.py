@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections import deque
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,13 @@ from crow.cli import main
 from crow.llm.sent import digest_of
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
+from tests.support.amounts import IS_SOAK
+from tests.support.checking_endpoint import WIRES
 from tests.support.conventions import ledger_of, problems_of, read_otlp
 from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, ScriptedSession, call, say, write_config
 
-SEEDS = [
-    (wire, seed)
-    for wire, seeds in (("chat", (21, 2)), ("responses", (21, 147)), ("messages", (21, 86)))
-    for seed in seeds
-]
+SEEDS = [("messages", 21), ("responses", 2), ("chat", 147), ("chat", 86)]
 """Together, these sessions make each kind of call and of change. `make soak-replay` runs more."""
 SECRET = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56"
 
@@ -110,7 +109,7 @@ def stored(home: Path, query: str, *values: object) -> list[Any]:
         return [row[0] for row in connection.execute(query, values)]
 
 
-@pytest.mark.parametrize(("wire", "seed"), SEEDS)
+@pytest.mark.parametrize(("wire", "seed"), list(product(WIRES, (21, 2, 147, 86))) if IS_SOAK else SEEDS)
 async def test_a_random_session_and_its_case_are_built_again_byte_for_byte(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands, seed: int, wire: str
 ) -> None:

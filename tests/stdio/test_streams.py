@@ -209,7 +209,7 @@ async def test_a_call_with_900_kilobytes_of_arguments_runs_whole_and_is_sent_bac
     configure(home, 32_000)
     content = WORDS * (900_000 // len(WORDS))
     arguments = json.dumps({"path": "long.txt", "content": content})
-    cuts = [arguments[at : at + 40] for at in range(0, len(arguments), 40)]
+    cuts = [arguments[at : at + 400] for at in range(0, len(arguments), 400)]
     if form == "arguments":
         head = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": ""}}
         deltas: list[dict[str, Any]] = [{"tool_calls": [head]}]
