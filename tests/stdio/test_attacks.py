@@ -761,7 +761,7 @@ async def test_a_call_that_is_too_large_to_show_is_counted_and_cannot_be_allowed
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
     line = f"true {'a' * 50_000}; touch made; true {'b' * 50_000}"
-    write = {"path": "big.txt", "content": "top\n" + "middle\n" * 300_000 + "end\n"}
+    write = {"path": "big.txt", "content": "top\n" + "middle\n" * 150_000 + "end\n"}
     for name in ("big.txt", "other.txt"):
         other = write | {"path": name}
         endpoint.script(fake.calls(("shell", {"command": line}), ("write_file", other)), fake.text("ok"))
@@ -845,26 +845,25 @@ def uris(value: Any) -> Iterator[str]:
                 yield from uris(item)
 
 
-@pytest.mark.parametrize(
-    "page", ["javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/"]
-)
+PAGES = ("javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/")
+
+
 async def test_a_server_cannot_send_the_user_to_a_page_that_is_not_https(
-    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, page: str
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    program = (
-        f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "{page}"]\n'
-        "start_timeout_s = 300\n"
+    asking = (
+        f'command = "{sys.executable}"\nstart_timeout_s = 300\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks"'
     )
-    configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
-    endpoint.script(fake.calls(("nest__visit", {})), fake.text("ok"))
+    servers = (f'[mcp_servers.nest{number}]\n{asking}, "{page}"]\n' for number, page in enumerate(PAGES))
+    configured(home, "".join(servers) + '[permissions]\nallow = ["nest*"]\n')
+    endpoint.script(fake.calls(*((f"nest{number}__visit", {}) for number in range(len(PAGES)))), fake.text("ok"))
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize(elicitation={"form": {}, "url": {}})
         session = await agent.new_session(place)
         await agent.prompt(session, "go")
-        ((status, said),) = ended(agent.updates(session))
+        said = ended(agent.updates(session))
         assert not any(logged.message.get("method") == "elicitation/create" for logged in agent.log)
-    assert status == "completed"
-    assert "url is" in said
+    assert [(status, "url is" in text) for status, text in said] == [("completed", True)] * len(PAGES)
 
 
 # Ceilings
@@ -904,7 +903,7 @@ async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         greedy, other = await agent.new_session(place), await agent.new_session(place)
-        for _ in range(3):
+        for _ in range(2):
             turn = await agent.start_prompt(greedy, "go")
             with anyio.fail_after(60):
                 while len(files(place, "began*")) < 12:  # noqa: ASYNC110 - written by other processes
