@@ -409,6 +409,7 @@ def _end_all(children: Sequence[int]) -> None:
 
 def _import_all() -> None:
     """Import everything that crow may import later, and build the models that it would build on first use."""
+    gc.disable()  # what is imported stays
     for module in IMPORTED_LATER:
         importlib.import_module(module)
     for module, (name, seconds) in WAITS.items():
@@ -428,8 +429,8 @@ def _import_all() -> None:
         model.model_rebuild()
     load_settings({}, {"CROW_HOME": os.devnull, "CROW_MODEL": "offline"})
     command_parser(["acp"])
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _below(kind: type[Any]) -> list[type[Any]]:
