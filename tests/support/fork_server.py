@@ -7,12 +7,12 @@ from a new process only in its imported modules, which it does not take down at 
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import atexit
 import fcntl
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
@@ -156,7 +156,7 @@ def _fork(request: Mapping[str, object], *fds: int) -> tuple[int, socket.socket]
     that will receive its exit code."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(_address())
-    socket.send_fds(server, [json.dumps(request).encode()], fds)
+    socket.send_fds(server, [repr(request).encode()], fds)
     for fd in fds:
         os.close(fd)
     return int(server.recv(16)), server
@@ -251,12 +251,12 @@ class ForkedProgram:
 
 
 COMMAND = """
-import json, os, signal, socket, sys
+import os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect(sys.argv[1])
 command = {"terminal": False, "closed": [], "encoding": "utf-8", "script": sys.argv[2]}
 request = {"arguments": sys.argv[3:], "env": dict(os.environ), "cwd": os.getcwd(), "command": command, "is_tied": True}
-socket.send_fds(server, [json.dumps(request).encode()], (0, 1, 2))
+socket.send_fds(server, [repr(request).encode()], (0, 1, 2))
 pid = int(server.recv(16))
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: os.kill(pid, number))
@@ -265,7 +265,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-"""Forks `crow` with its own arguments, environment, directory and files, and exits as that does."""
+"""Forks `crow` with its own arguments, environment, directory and files, and exits as that does. It imports little, and
+no json, because many tests wait for its start."""
 
 
 def command(code: str = "") -> list[str]:
@@ -369,7 +370,7 @@ def serve(address: str) -> NoReturn:
                 if key.data is None:
                     client, _ = listener.accept()
                     data, fds, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
-                    request = json.loads(data)
+                    request = ast.literal_eval(data.decode())
                     if (pid := os.fork()) == 0:
                         selector.close()
                         listener.close()
