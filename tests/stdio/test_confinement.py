@@ -232,26 +232,27 @@ NO_NETWORK = r"Hosts not reached: crow\.invalid: |`network = true`"
 """With layers, the proxy names the host; without them, crow judges by the output."""
 
 
-@pytest.mark.parametrize(
-    ("access", "command", "hint"),
-    [
-        ("read", "curl -sS https://crow.invalid/x || true", NO_NETWORK),
-        ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", NO_NETWORK),
-        ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", NO_NETWORK),
-        ("write", "touch /etc/nest || true", 'use access "full"'),
-        ("write", "touch /etc/nest; echo done", 'use access "full"'),
-        ("read", "printf 'a.py:3: raise PermissionError' && echo; echo Permission denied || true", ""),
-        ("read", "echo curl || true", ""),
-    ],
+SWALLOWED = (
+    ("read", "curl -sS https://crow.invalid/x || true", NO_NETWORK),
+    ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", NO_NETWORK),
+    ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", NO_NETWORK),
+    ("write", "touch /etc/nest || true", 'use access "full"'),
+    ("write", "touch /etc/nest; echo done", 'use access "full"'),
+    ("read", "printf 'a.py:3: raise PermissionError' && echo; echo Permission denied || true", ""),
+    ("read", "echo curl || true", ""),
 )
+
+
 async def test_a_failure_for_want_of_access_that_the_command_swallows_is_explained(
-    crow: StartCrow, endpoint: FakeEndpoint, place: Path, access: str, command: str, hint: str
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
-    endpoint.script(shell(access, command), fake.text("Done."))
     async with crow(endpoint=endpoint, env=CONFINED) as agent:
         await agent.initialize()
-        session = await agent.new_session(place)
-        await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
-        await agent.prompt(session, "go")
-    (result,) = [each["content"] for each in endpoint.asked[-1].body["messages"] if each["role"] == "tool"]
-    assert re.search(hint, result) if hint else not re.search(r"\[(Access was|Confined commands)", result)
+        for access, command, hint in SWALLOWED:
+            endpoint.script(shell(access, command), fake.text("Done."))
+            session = await agent.new_session(place)
+            await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
+            await agent.prompt(session, "go")
+            (result,) = [each["content"] for each in endpoint.asked[-1].body["messages"] if each["role"] == "tool"]
+            explained = re.search(hint or r"\[(Access was|Confined commands)", result) is not None
+            assert (command, explained) == (command, hint != ""), result

@@ -237,10 +237,16 @@ async def test_a_case_is_redacted_and_says_what_differed(
     assert "message 2 of 2 differs: a prompt, with the text that crow joined to it (entry " in said
 
 
-async def test_another_model_prompt_or_policy_shows_what_would_have_been_sent(
+async def test_a_session_can_be_built_for_another_model_prompt_or_policy_and_sent_live(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands
 ) -> None:
     session, _ = await random_session(crow, home, tmp_path, seed=3)
+    await check_changed(home, tmp_path, run, session)
+    await check_live(home, run, session)
+
+
+async def check_changed(home: Path, tmp_path: Path, run: Commands, session: str) -> None:
+    """Another model, prompt or policy shows what would have been sent."""
     with (home / "config.toml").open("a") as config:
         config.write('[models."priced"]\ncontext_window = 20000\ninput_price = 1.0\noutput_price = 2.0\n')
     prompt = tmp_path / "prompt.md"
@@ -269,10 +275,8 @@ async def test_another_model_prompt_or_policy_shows_what_would_have_been_sent(
         assert (code, "--set is" in said) == (2, True), said
 
 
-async def test_live_sends_the_requests_from_a_turn_on(
-    crow: StartCrow, home: Path, tmp_path: Path, run: Commands
-) -> None:
-    session, _ = await random_session(crow, home, tmp_path, seed=2)
+async def check_live(home: Path, run: Commands, session: str) -> None:
+    """`--live` sends the requests from a turn on."""
     async with FakeEndpoint(otherwise=lambda _: fake.text("Twigs.")) as endpoint:
         config = (home / "config.toml").read_text()
         (home / "config.toml").write_text(re.sub(r'base_url = "[^"]+"', f'base_url = "{endpoint.base_url}"', config))
