@@ -19,7 +19,6 @@ from tests.stdio.test_confinement import CONFINED, place
 from tests.stdio.test_postgres import prompted
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
-from tests.support.amounts import IS_SOAK
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.postgres import create_database, drop_database
 from tests.tools.layers.trees import git, picture
@@ -236,16 +235,12 @@ async def test_edits_and_commands_are_undone_in_order(crow: StartCrow, endpoint:
         assert (files / "src" / "a.py").read_text() == "four\n"
 
 
-FILES = 2_000 if IS_SOAK else 400
-"""So many that they cannot be moved before the process is killed."""
-
-
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_a_kill_while_changes_are_kept_leaves_all_or_none_and_undo_still_works(
     crow: StartCrow, endpoint: FakeEndpoint, files: Path, home: Path, engine: str
 ) -> None:
     before = picture(str(files))
-    line = f"for i in $(seq {FILES}); do echo $i > src/$i; done; rm b; sed -i s/one/1/ src/a.py"
+    line = "for i in $(seq 2000); do echo $i > src/$i; done; rm b; sed -i s/one/1/ src/a.py"
     async with engine_env(engine) as env:
         async with crow(endpoint=endpoint, env={**CONFINED, **env}) as agent:
             session = await start(agent, files, "auto")
@@ -267,7 +262,7 @@ async def test_a_kill_while_changes_are_kept_leaves_all_or_none_and_undo_still_w
             now = picture(str(files))
             is_kept = not (files / "b").exists()
             assert (now == before) == (not is_kept)
-            assert len(now) == len(before) + (FILES - 1 if is_kept else 0)
+            assert len(now) == len(before) + (1_999 if is_kept else 0)
             told = agent.text(session) + str(agent.updates(session, "notice"))
             assert f"The change is {'completed' if is_kept else 'taken back'} now" in told
             for number in ("/undo files", "/undo files"):
