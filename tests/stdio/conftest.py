@@ -89,7 +89,7 @@ def crow(home: Path, place: Path) -> StartCrow:
             }
         variables |= env or {}
         process = client(
-            FRESH if argv is None and "PYTHONPATH" in (env or {}) else argv,
+            FRESH if argv is None and (env or {}).get("PYTHONPATH") else argv,
             env={name: value for name, value in variables.items() if value is not None},
             cwd=place,
             answers=answers,

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -438,6 +437,7 @@ USERS = (None, NOBODY) if hasattr(os, "getuid") and os.getuid() == 0 else (None,
 """Attacks that depend on the user run as the user of the tests and, if that is root, as an ordinary one too."""
 
 SECRET = "sk-nest-0123456789"
+PR_SET_DUMPABLE = 4
 
 
 @pytest.fixture
@@ -452,15 +452,16 @@ def open_place() -> Iterator[Path]:
 
 
 def started_by(user: int | None, place: Path) -> dict[str, Any]:
-    """Arguments of `crow` that start a new interpreter as this user, with its home in `place`."""
-    env = {"CROW_HOME": str(place / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"}
+    """Arguments of `crow` that start it as this user, with its home in `place`: a new interpreter, or a forked process
+    that becomes another user. Like any program, other processes of that user may inspect it at first."""
+    env = {"CROW_HOME": str(place / "home")}
     if user is None:
         return {"argv": FRESH, "env": env}
     for folder in ("home", "work"):
         os.chown(place / folder, user, user)
+    become = f"os.setgroups([]); os.setgid({user}); os.setuid({user}); ctypes.CDLL(None).prctl({PR_SET_DUMPABLE}, 1)"
     # the other user may not be allowed to run the interpreter of the tests
-    become = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "/usr/bin/python3")
-    return {"argv": (*become, *FRESH[1:]), "env": env}
+    return {"env": env, "before": f"import ctypes, os, sys; {become}; sys.executable = '/usr/bin/python3'\n"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/environ")
@@ -630,14 +631,10 @@ async def test_no_process_outlives_its_command(
 ) -> None:
     """One command ends, one is cancelled, and one runs when crow ends."""
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    start: dict[str, Any] = {"env": {"CROW_HOME": str(open_place / "home")}, "before": SOON}
+    start: dict[str, Any] = {"env": {"CROW_HOME": str(open_place / "home")}, "before": ""}
     if user is not None:
         start = started_by(user, open_place)
-        start["argv"] = (
-            *start["argv"][:-3],
-            "-c",
-            f"{SOON}import sys\nfrom crow.cli import main\nsys.exit(main(['acp']))",
-        )
+    start["before"] += SOON
     async with crow(endpoint=endpoint, **start) as agent:
         await agent.initialize()
         endpoint.script(fake.calls(("shell", {"command": LEAVE, "access": "full"})), fake.text("ok"))
@@ -764,7 +761,7 @@ async def test_a_call_that_is_too_large_to_show_is_counted_and_cannot_be_allowed
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
     line = f"true {'a' * 50_000}; touch made; true {'b' * 50_000}"
-    write = {"path": "big.txt", "content": "top\n" + "middle\n" * 300_000 + "end\n"}
+    write = {"path": "big.txt", "content": "top\n" + "middle\n" * 150_000 + "end\n"}
     for name in ("big.txt", "other.txt"):
         other = write | {"path": name}
         endpoint.script(fake.calls(("shell", {"command": line}), ("write_file", other)), fake.text("ok"))
@@ -848,26 +845,25 @@ def uris(value: Any) -> Iterator[str]:
                 yield from uris(item)
 
 
-@pytest.mark.parametrize(
-    "page", ["javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/"]
-)
+PAGES = ("javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/")
+
+
 async def test_a_server_cannot_send_the_user_to_a_page_that_is_not_https(
-    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, page: str
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    program = (
-        f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "{page}"]\n'
-        "start_timeout_s = 300\n"
+    asking = (
+        f'command = "{sys.executable}"\nstart_timeout_s = 300\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks"'
     )
-    configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
-    endpoint.script(fake.calls(("nest__visit", {})), fake.text("ok"))
+    servers = (f'[mcp_servers.nest{number}]\n{asking}, "{page}"]\n' for number, page in enumerate(PAGES))
+    configured(home, "".join(servers) + '[permissions]\nallow = ["nest*"]\n')
+    endpoint.script(fake.calls(*((f"nest{number}__visit", {}) for number in range(len(PAGES)))), fake.text("ok"))
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize(elicitation={"form": {}, "url": {}})
         session = await agent.new_session(place)
         await agent.prompt(session, "go")
-        ((status, said),) = ended(agent.updates(session))
+        said = ended(agent.updates(session))
         assert not any(logged.message.get("method") == "elicitation/create" for logged in agent.log)
-    assert status == "completed"
-    assert "url is" in said
+    assert [(status, "url is" in text) for status, text in said] == [("completed", True)] * len(PAGES)
 
 
 # Ceilings
@@ -907,7 +903,7 @@ async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         greedy, other = await agent.new_session(place), await agent.new_session(place)
-        for _ in range(3):
+        for _ in range(2):
             turn = await agent.start_prompt(greedy, "go")
             with anyio.fail_after(60):
                 while len(files(place, "began*")) < 12:  # noqa: ASYNC110 - written by other processes

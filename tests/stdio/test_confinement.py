@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ import pytest
 from crow.programs import SYSTEM_PROGRAMS
 from crow.tools.sandbox.confiner import choose_sandbox
 from crow.tools.sandbox.landlock import Landlock
-from tests.stdio.conftest import FRESH, StartCrow
+from tests.stdio.conftest import StartCrow
 from tests.stdio.test_tools import configured
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, chosen
 from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fork_server import run_script
 
 CONFINED: dict[str, str | None] = {"CROW_SANDBOX": "required"}
 
@@ -46,17 +47,38 @@ def shell(access: str, command: str, **arguments: object) -> Any:
     return fake.calls(("shell", {"command": command, "access": access, **arguments}))
 
 
-def without_bubblewrap() -> tuple[str, ...] | None:
-    """A command line that starts crow where bubblewrap is no program; None if there is no bubblewrap anyway."""
-    bubblewrap, unshare = map(SYSTEM_PROGRAMS.find, ("bwrap", "unshare"))
+HIDE = """
+import ctypes, os
+libc, flags, user = ctypes.CDLL(None, use_errno=True), {clone_newns}, os.geteuid()
+if user != 0:
+    flags |= {clone_newuser}
+if libc.unshare(flags):
+    raise OSError(ctypes.get_errno(), "unshare")
+if user != 0:
+    with open("/proc/self/uid_map", "w") as file:
+        file.write(f"0 {{user}} 1")
+for source, target, kind in ((b"none", b"/", {ms_private}), (b"/dev/null", {path!r}, {ms_bind})):
+    if libc.mount(source, target, None, ctypes.c_ulong(kind), None):
+        raise OSError(ctypes.get_errno(), "mount")
+"""
+
+
+@cache
+def without_bubblewrap() -> str:
+    """Code that hides bubblewrap from the process that runs it. Empty if there is no bubblewrap anyway."""
+    bubblewrap = SYSTEM_PROGRAMS.find("bwrap")
     if bubblewrap is None:
-        return None
-    script = 'mount --bind /dev/null "$0" && exec "$@"'
-    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    before = (unshare or "unshare", *user, "--mount", "/bin/sh", "-c", script, bubblewrap)
-    if subprocess.run([*before, "true"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
+        return ""
+    code = HIDE.format(
+        path=os.fsencode(bubblewrap),
+        clone_newns=1 << 17,
+        clone_newuser=1 << 28,
+        ms_private=1 << 18 | 1 << 14,
+        ms_bind=1 << 12,
+    )
+    if run_script(code, check=False).returncode != 0:
         pytest.skip("bubblewrap cannot be hidden here")
-    return (*before, *FRESH)
+    return code
 
 
 async def outputs(agent: CrowProcess, place: Path, mode: str = "auto") -> list[tuple[str, str]]:
@@ -195,9 +217,9 @@ async def test_commands_cannot_read_a_denied_file(
         shell("read", "cat * */*; echo done", background=True),
         fake.text("Done."),
     )
-    argv = without_bubblewrap() if only_landlock else None
+    before = without_bubblewrap() if only_landlock else ""
     answers = {"session/request_permission": lambda params: chosen(params, "allow_once")}
-    async with crow(endpoint=endpoint, env=CONFINED, answers=answers, argv=argv) as agent:
+    async with crow(endpoint=endpoint, env=CONFINED, answers=answers, before=before) as agent:
         results = await outputs(agent, place)
     sent = "".join(request.raw.decode() for request in endpoint.asked)
     assert len(results) == len(reads) + 3
@@ -210,26 +232,27 @@ NO_NETWORK = r"Hosts not reached: crow\.invalid: |`network = true`"
 """With layers, the proxy names the host; without them, crow judges by the output."""
 
 
-@pytest.mark.parametrize(
-    ("access", "command", "hint"),
-    [
-        ("read", "curl -sS https://crow.invalid/x || true", NO_NETWORK),
-        ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", NO_NETWORK),
-        ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", NO_NETWORK),
-        ("write", "touch /etc/nest || true", 'use access "full"'),
-        ("write", "touch /etc/nest; echo done", 'use access "full"'),
-        ("read", "printf 'a.py:3: raise PermissionError' && echo; echo Permission denied || true", ""),
-        ("read", "echo curl || true", ""),
-    ],
+SWALLOWED = (
+    ("read", "curl -sS https://crow.invalid/x || true", NO_NETWORK),
+    ("read", "curl -s https://crow.invalid/x 2>/dev/null || true", NO_NETWORK),
+    ("write", "git clone -q https://crow.invalid/x 2>&1 | tail -1", NO_NETWORK),
+    ("write", "touch /etc/nest || true", 'use access "full"'),
+    ("write", "touch /etc/nest; echo done", 'use access "full"'),
+    ("read", "printf 'a.py:3: raise PermissionError' && echo; echo Permission denied || true", ""),
+    ("read", "echo curl || true", ""),
 )
+
+
 async def test_a_failure_for_want_of_access_that_the_command_swallows_is_explained(
-    crow: StartCrow, endpoint: FakeEndpoint, place: Path, access: str, command: str, hint: str
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
-    endpoint.script(shell(access, command), fake.text("Done."))
     async with crow(endpoint=endpoint, env=CONFINED) as agent:
         await agent.initialize()
-        session = await agent.new_session(place)
-        await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
-        await agent.prompt(session, "go")
-    (result,) = [each["content"] for each in endpoint.asked[-1].body["messages"] if each["role"] == "tool"]
-    assert re.search(hint, result) if hint else not re.search(r"\[(Access was|Confined commands)", result)
+        for access, command, hint in SWALLOWED:
+            endpoint.script(shell(access, command), fake.text("Done."))
+            session = await agent.new_session(place)
+            await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
+            await agent.prompt(session, "go")
+            (result,) = [each["content"] for each in endpoint.asked[-1].body["messages"] if each["role"] == "tool"]
+            explained = re.search(hint or r"\[(Access was|Confined commands)", result) is not None
+            assert (command, explained) == (command, hint != ""), result

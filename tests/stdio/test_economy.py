@@ -315,8 +315,8 @@ async def test_a_summary_written_while_the_session_rests_outlives_a_turn_that_it
         for _ in range(4):
             assert await agent.prompt(session, long) == {"stopReason": "end_turn"}
         with anyio.fail_after(60):
-            while not stored(home, "SELECT 1 FROM entries WHERE kind = 'request'"):
-                await anyio.lowlevel.checkpoint()
+            while not stored(home, "SELECT 1 FROM entries WHERE kind = 'request'"):  # noqa: ASYNC110 - nothing tells it
+                await anyio.sleep(0.01)
         assert await agent.prompt(session, "go on") == {"stopReason": "max_turn_requests"}
         assert "this session has cost $5.00" in agent.text(session)
         assert await agent.prompt(session, "go on now") == {"stopReason": "end_turn"}

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.amounts import IS_SOAK
 from tests.support.hostile import HostileClient, HostileClientV2, batches, batches_v2
 
-BATCH, BATCHES = 100, 4
+BATCH, BATCHES = 100, 4 if IS_SOAK else 2
 
 
 @pytest.mark.parametrize(

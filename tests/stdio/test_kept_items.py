@@ -48,31 +48,34 @@ class Kept:
         if self.session:
             await agent.load_session(self.session, self._place)
         else:
-            self.session = await agent.new_session(self._place)
-            await agent.request("session/set_mode", {"sessionId": self.session, "modeId": "auto"})
+            await self.open(agent)
         return agent
+
+    async def open(self, agent: CrowProcess) -> None:
+        """Open a new session."""
+        self.session = await agent.new_session(self._place)
+        await agent.request("session/set_mode", {"sessionId": self.session, "modeId": "auto"})
 
     async def ask(self, agent: CrowProcess, *prompts: str, session: str = "") -> None:
         for prompt in prompts:
             assert await agent.prompt(session or self.session, prompt) == {"stopReason": "end_turn"}
 
-    async def check(self, agent: CrowProcess, session: str = "") -> None:
-        """Prompt again. Every answer that may come back must come back, and some must."""
+    async def check(self, agent: CrowProcess, session: str = "", what: str = "") -> None:
+        """Prompt again. Every answer that may come back must come back, and some must. `what` was done before."""
         before = self.endpoint.returned[self.wire]
         await self.ask(agent, "And now?", "And then?", session=session)
-        assert self.endpoint.faults == []
-        assert self.endpoint.returned[self.wire] > before
+        assert self.endpoint.faults == [], what
+        assert self.endpoint.returned[self.wire] > before, what
 
 
 @EACH_WIRE
-@pytest.mark.parametrize("command", ["/compact", "/undo", "/retry", "/rewind 1"])
-async def test_items_come_back_after_a_command(
-    crow: StartCrow, home: Path, place: Path, wire: str, command: str
-) -> None:
+async def test_items_come_back_after_a_command(crow: StartCrow, home: Path, place: Path, wire: str) -> None:
     async with Kept(crow, home, place, wire) as kept:
         agent = await kept.start()
-        await kept.ask(agent, "One.", "Two.", "Three.", command)
-        await kept.check(agent)
+        for command in ("/compact", "/undo", "/retry", "/rewind 1"):
+            await kept.open(agent)
+            await kept.ask(agent, "One.", "Two.", "Three.", command)
+            await kept.check(agent, what=command)
 
 
 @EACH_WIRE

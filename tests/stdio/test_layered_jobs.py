@@ -125,7 +125,7 @@ async def test_without_layers_what_commands_change_is_undone_and_the_user_is_tol
         seen.append({path: facts for path, facts in found.items() if not path.startswith(".git/objects")})
 
     look()
-    async with crow(endpoint=endpoint, env=CONFINED, argv=without_bubblewrap()) as agent:
+    async with crow(endpoint=endpoint, env=CONFINED, before=without_bubblewrap()) as agent:
         await agent.initialize(session={"notices": {}})
         session = await agent.new_session(files)
         await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from crow.domain.rendering import INTERRUPTED
-from tests.stdio.conftest import FRESH, StartCrow
+from tests.stdio.conftest import StartCrow
 from tests.stdio.test_recovery import named, texts, told
 from tests.stdio.test_tools import configured
 from tests.stdio.test_turns import opened, reloaded
@@ -102,7 +102,7 @@ async def test_a_new_process_loads_lists_and_searches_what_others_stored(
     )
     trace = home / "trace.jsonl"
     env = {"CROW_TRACE": str(trace), "CROW_LOG": "debug", "CROW_DATABASE_URL": url}
-    async with crow(endpoint=endpoint, argv=FRESH, env=env, answers={"session/request_permission": allow}) as agent:
+    async with crow(endpoint=endpoint, env=env, answers={"session/request_permission": allow}) as agent:
         await reloaded(agent, earlier, place)
         assert texts(agent, earlier) == ["What does the nest need?", "The nest needs string."]
         session = await agent.new_session(place)

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections import deque
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,13 @@ from crow.cli import main
 from crow.llm.sent import digest_of
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
+from tests.support.amounts import IS_SOAK
+from tests.support.checking_endpoint import WIRES
 from tests.support.conventions import ledger_of, problems_of, read_otlp
 from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, ScriptedSession, call, say, write_config
 
-SEEDS = [
-    (wire, seed)
-    for wire, seeds in (("chat", (21, 2)), ("responses", (21, 147)), ("messages", (21, 86)))
-    for seed in seeds
-]
+SEEDS = [("messages", 25), ("responses", 699), ("chat", 1411), ("messages", 892)]
 """Together, these sessions make each kind of call and of change. `make soak-replay` runs more."""
 SECRET = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56"
 
@@ -110,7 +109,7 @@ def stored(home: Path, query: str, *values: object) -> list[Any]:
         return [row[0] for row in connection.execute(query, values)]
 
 
-@pytest.mark.parametrize(("wire", "seed"), SEEDS)
+@pytest.mark.parametrize(("wire", "seed"), list(product(WIRES, (21, 2, 147, 86))) if IS_SOAK else SEEDS)
 async def test_a_random_session_and_its_case_are_built_again_byte_for_byte(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands, seed: int, wire: str
 ) -> None:
@@ -238,10 +237,16 @@ async def test_a_case_is_redacted_and_says_what_differed(
     assert "message 2 of 2 differs: a prompt, with the text that crow joined to it (entry " in said
 
 
-async def test_another_model_prompt_or_policy_shows_what_would_have_been_sent(
+async def test_a_session_can_be_built_for_another_model_prompt_or_policy_and_sent_live(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands
 ) -> None:
     session, _ = await random_session(crow, home, tmp_path, seed=3)
+    await check_changed(home, tmp_path, run, session)
+    await check_live(home, run, session)
+
+
+async def check_changed(home: Path, tmp_path: Path, run: Commands, session: str) -> None:
+    """Another model, prompt or policy shows what would have been sent."""
     with (home / "config.toml").open("a") as config:
         config.write('[models."priced"]\ncontext_window = 20000\ninput_price = 1.0\noutput_price = 2.0\n')
     prompt = tmp_path / "prompt.md"
@@ -270,10 +275,8 @@ async def test_another_model_prompt_or_policy_shows_what_would_have_been_sent(
         assert (code, "--set is" in said) == (2, True), said
 
 
-async def test_live_sends_the_requests_from_a_turn_on(
-    crow: StartCrow, home: Path, tmp_path: Path, run: Commands
-) -> None:
-    session, _ = await random_session(crow, home, tmp_path, seed=2)
+async def check_live(home: Path, run: Commands, session: str) -> None:
+    """`--live` sends the requests from a turn on."""
     async with FakeEndpoint(otherwise=lambda _: fake.text("Twigs.")) as endpoint:
         config = (home / "config.toml").read_text()
         (home / "config.toml").write_text(re.sub(r'base_url = "[^"]+"', f'base_url = "{endpoint.base_url}"', config))

@@ -15,6 +15,7 @@ import pytest
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError, allow_once
+from tests.support.amounts import IS_SOAK
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
 from tests.support.random_tasks import Orders
 
@@ -480,6 +481,9 @@ async def test_after_a_kill_the_subagent_is_idle_and_goes_on(
 # in the background
 
 
+ORDERS = 4 if IS_SOAK else 2
+
+
 @pytest.mark.parametrize("offered", [SUBAGENTS, {}], ids=["shown", "hidden"])
 async def test_random_orders_of_ends_cancels_loads_and_kills_lose_nothing(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, offered: Mapping[str, Any]
@@ -487,8 +491,8 @@ async def test_random_orders_of_ends_cancels_loads_and_kills_lose_nothing(
     orders = Orders(
         crow=crow, endpoint=endpoint, place=place, database=home / "crow.db", chance=Random(19), offered=offered
     )
-    await orders.run(4)
-    assert orders.done["orders"] == 4
+    await orders.run(ORDERS)
+    assert orders.done["orders"] == ORDERS
 
 
 def results(endpoint: FakeEndpoint, script: str) -> list[str]:

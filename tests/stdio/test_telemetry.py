@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -216,19 +215,20 @@ async def test_a_killed_process_loses_only_the_turn_that_ran(
 async def test_nothing_is_imported_unless_the_user_asks_for_traces(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:
-    configure(home, "http://127.0.0.1:9", enabled="false")
-    names = "('crow.telemetry', 'google', 'opentelemetry.exporter', 'opentelemetry.sdk', 'requests')"
-    code = (
-        "import sys\nfrom crow.__main__ import main\ntry:\n    main()\nfinally:\n"
-        f"    print(*(name for name in sys.modules if name.startswith({names})), file=sys.stderr)"
-    )
-    async with crow(
-        endpoint=endpoint,
-        argv=[sys.executable, "-c", code, "acp"],
-        env={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"},
-    ) as agent:
-        agent.stderr_is_empty = False
-        answers(endpoint)
-        await prompt(agent, place)
-        await agent.close_stdin_and_wait()
-    assert agent.stderr.strip() == b""
+    """Forked processes have imported the few modules that an export needs. `tests/guards/test_imports.py` names what no
+    process imports when it starts."""
+    imported = home / "imported"
+    code = f"""
+import atexit, sys
+before = set(sys.modules)
+atexit.register(lambda: open({str(imported)!r}, "w").write(" ".join(set(sys.modules) - before)))
+"""
+    for enabled in ("false", "true"):
+        configure(home, "http://127.0.0.1:9", enabled=enabled)
+        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+        async with crow(endpoint=endpoint, before=code, env=env) as agent:
+            answers(endpoint)
+            await prompt(agent, place)
+        names = ("crow.telemetry", "google", "opentelemetry.exporter", "opentelemetry.sdk", "requests")
+        found = [name for name in (await anyio.Path(imported).read_text()).split() if name.startswith(names)]
+        assert bool(found) == (enabled == "true"), found

@@ -315,7 +315,7 @@ async def test_unsaved_editor_text_is_read_and_a_refused_write_is_final(crow: St
 async def test_a_large_output_stays_below_the_line_limit(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         session = await opened(agent, place)
-        await agent.prompt(session, "run seq 1 900000")
+        await agent.prompt(session, "run seq 1 200000")
         done = agent.updates(session, "tool_call_update")[-1]
         assert done["status"] == "completed"
         assert "not shown here" in done["content"][0]["content"]["text"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import StartCrow
+from tests.store.scenes import converse, new_session
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint, Gate
@@ -94,14 +96,16 @@ async def test_archiving_cancels_the_running_turn_and_closes_the_session(
         gate.open()
 
 
-async def test_pages_of_the_list_keep_the_filter(crow: StartCrow, place: Path) -> None:
+async def test_pages_of_the_list_keep_the_filter(crow: StartCrow, home: Path, place: Path) -> None:
+    store = await SqliteStore.open(home / "crow.db")
+    for number in range(52):
+        await store.create_session(new_session(f"s{number}", cwd=str(place), title=f"say {number}"))
+        await converse(store, f"s{number}", f"say {number}")
+    await store.close()
     async with crow() as agent:
         await agent.initialize()
-        for number in range(52):
-            session = await agent.new_session(place)
-            await agent.prompt(session, f"say {number}")
-            if number % 2:
-                await agent.request("session/archive", {"sessionId": session})
+        for number in range(1, 52, 2):
+            await agent.request("session/archive", {"sessionId": f"s{number}"})
         page = await agent.request("session/list", {"archived": "include"})
         rest = await agent.request("session/list", {"archived": "include", "cursor": page["nextCursor"]})
         found = [(one["title"], one["archived"]) for one in (*page["sessions"], *rest["sessions"])]

@@ -285,12 +285,8 @@ async def test_nothing_is_imported_from_the_workspace(crow: StartCrow, place: Pa
         assert (await agent.prompt(session, "say fine"))["stopReason"] == "end_turn"
 
 
-async def test_stray_prints_and_writes_never_reach_the_protocol(crow: StartCrow, place: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    os.mkdir(site)
-    with open(site / "sitecustomize.py", "w") as module:  # noqa: ASYNC230
-        module.write(INTRUDER)
-    async with crow(env={"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}) as agent:
+async def test_stray_prints_and_writes_never_reach_the_protocol(crow: StartCrow, place: Path) -> None:
+    async with crow(before=INTRUDER) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         await agent.prompt(session, "run echo out; cat then say done")

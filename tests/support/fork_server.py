@@ -7,12 +7,12 @@ from a new process only in its imported modules, which it does not take down at 
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import atexit
 import fcntl
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
@@ -35,7 +35,7 @@ from typing import Any, NoReturn, Self, get_args
 
 from crow.domain.messages import WireName
 
-__all__ = ["ForkedProcess", "ForkedProgram", "command", "put_on_path", "run_script", "start"]
+__all__ = ["ForkedProcess", "ForkedProgram", "command", "forking_python", "put_on_path", "run_script", "start"]
 
 ROOT = Path(__file__).parents[2]
 REQUEST_BYTES = 1 << 20
@@ -71,6 +71,7 @@ IMPORTED_LATER = (
     "crow.terminal.chat",
     "crow.terminal.run",
     "crow.tools.workspace",
+    "encodings.utf_16_le",
     "openai.resources.chat.completions",
     "resource",
     "rich.progress",
@@ -157,7 +158,7 @@ def _fork(request: Mapping[str, object], *fds: int) -> tuple[int, socket.socket]
     that will receive its exit code."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(_address())
-    socket.send_fds(server, [json.dumps(request).encode()], fds)
+    socket.send_fds(server, [repr(request).encode()], fds)
     for fd in fds:
         os.close(fd)
     return int(server.recv(16)), server
@@ -252,12 +253,12 @@ class ForkedProgram:
 
 
 COMMAND = """
-import json, os, signal, socket, sys
+import os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect(sys.argv[1])
 command = {"terminal": False, "closed": [], "encoding": "utf-8", "script": sys.argv[2]}
 request = {"arguments": sys.argv[3:], "env": dict(os.environ), "cwd": os.getcwd(), "command": command, "is_tied": True}
-socket.send_fds(server, [json.dumps(request).encode()], (0, 1, 2))
+socket.send_fds(server, [repr(request).encode()], (0, 1, 2))
 pid = int(server.recv(16))
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: os.kill(pid, number))
@@ -266,7 +267,8 @@ if code < 0:
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
-"""Forks `crow` with its own arguments, environment, directory and files, and exits as that does."""
+"""Forks `crow` with its own arguments, environment, directory and files, and exits as that does. It imports little, and
+no json, because many tests wait for its start."""
 
 
 def command(code: str = "") -> list[str]:
@@ -282,6 +284,17 @@ def put_on_path(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     (directory / "crow").write_text(f'#!/bin/sh\nexec {" ".join(map(quote, command()))} "$@"\n', "utf-8")
     (directory / "crow").chmod(0o755)
+
+
+def forking_python(directory: Path) -> Path:
+    """Write a program that stands for `sys.executable` where crow starts itself. What it starts is forked, and crow
+    that runs there starts itself in the same way. Return its path."""
+    program = directory / "python"
+    code = f"import sys\nsys.executable = {str(program)!r}\nfrom crow.__main__ import main\nsys.exit(main())"
+    start = " ".join(map(quote, command(code)))
+    program.write_text(f'#!/bin/sh\nshift 3  # -P -m crow\nexec {start} "$@"\n', "utf-8")
+    program.chmod(0o755)
+    return program
 
 
 def run_script(
@@ -359,7 +372,7 @@ def serve(address: str, *modules: str) -> NoReturn:
                 if key.data is None:
                     client, _ = listener.accept()
                     data, fds, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
-                    request = json.loads(data)
+                    request = ast.literal_eval(data.decode())
                     if (pid := os.fork()) == 0:
                         selector.close()
                         listener.close()
@@ -399,6 +412,7 @@ def _end_all(children: Sequence[int]) -> None:
 
 def _import_all(*modules: str) -> None:
     """Import everything that crow may import later, and build the models that it would build on first use."""
+    gc.disable()  # what is imported stays
     for module in (*IMPORTED_LATER, *modules):
         importlib.import_module(module)
     for module, (name, seconds) in WAITS.items():
@@ -418,8 +432,8 @@ def _import_all(*modules: str) -> None:
         model.model_rebuild()
     load_settings({}, {"CROW_HOME": os.devnull, "CROW_MODEL": "offline"})
     command_parser(["acp"])
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _below(kind: type[Any]) -> list[type[Any]]:
