@@ -330,6 +330,8 @@ class LineEditor:
             reserve_space_for_menu=6,
         )
         self._session.default_buffer.on_text_changed += self._stay
+        app = self._session.app
+        app.renderer.cpr_not_supported_callback = app.invalidate  # in place of a warning; see `_with_status`
         self._is_aside = False
         self._collector = _KeyCollector()
         self._reader: _EscapeReader | None = None

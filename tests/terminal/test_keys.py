@@ -153,9 +153,12 @@ def test_ctrl_c_twice_at_an_empty_prompt_leaves(shell: Shell) -> None:
     assert '"go on"' in shell.asked()
 
 
-def test_a_terminal_that_does_not_say_where_the_cursor_is_shows_the_status_above_the_prompt(shell: Shell) -> None:
+@pytest.mark.parametrize("is_known", ["1", ""], ids=["the line editor does not ask", "the terminal does not answer"])
+def test_a_terminal_that_does_not_say_where_the_cursor_is_shows_the_status_above_the_prompt(
+    shell: Shell, is_known: str
+) -> None:
     shell.endpoint.script(text("Still here."))
-    with shell.in_terminal("chat", PROMPT_TOOLKIT_NO_CPR="1") as terminal:
+    with shell.in_terminal("chat", PROMPT_TOOLKIT_NO_CPR=is_known) as terminal:
         terminal.wait_for(READY)
         terminal.wait_for("fake-model")
         terminal.type(CTRL_C)
@@ -167,6 +170,7 @@ def test_a_terminal_that_does_not_say_where_the_cursor_is_shows_the_status_above
         terminal.wait_for("is kept.")
         terminal.type(CTRL_C)
         assert terminal.wait() == 0
+    assert "WARNING" not in terminal.shown
 
 
 @asynccontextmanager
