@@ -167,6 +167,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
             cache=preset.cache,
             takes_images=options.takes_images,
             takes_files=target.takes_files,
+            marks_failures=True,
             wires=target.wires,
         ),
         proxy=settings.proxy,

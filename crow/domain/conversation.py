@@ -414,7 +414,7 @@ class _OpenStep:
                 origin, message = self.results[index]
             else:
                 text = rendering.EFFECTS_UNKNOWN if index in self.started else rendering.NOT_RUN
-                origin, message = self.entry, ToolMessage(call_id=call.id, text=text)
+                origin, message = self.entry, ToolMessage(call_id=call.id, text=text, is_error=True)
             rows.push(message, origin)
         for part, origin, turn in self.reminders:
             rows.add_user((part,), origin, turn, "crow")

@@ -260,6 +260,8 @@ class ToolMessage:
     text: str
     images: tuple[Image, ...] = ()
     files: tuple[File, ...] = ()
+    is_error: bool = False
+    """Whether the call failed, was refused, or did not run to its end."""
 
 
 Message: TypeAlias = SystemMessage | UserMessage | AssistantMessage | ToolMessage

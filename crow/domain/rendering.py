@@ -204,7 +204,9 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
         for each in body.attachments
         if each.for_model and each.data and each.mime_type
     )
-    return ToolMessage(call_id=call_id, text=text or _EMPTY_OUTPUT, images=body.images, files=files)
+    return ToolMessage(
+        call_id=call_id, text=text or _EMPTY_OUTPUT, images=body.images, files=files, is_error=body.is_error
+    )
 
 
 def file_name(name: str) -> str:
@@ -244,7 +246,7 @@ def is_maskable(body: ToolResult) -> bool:
 def elided_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     """Return the line that replaces a masked output."""
     text = f"[Output of {len(body.text)} characters elided; recall with entry {entry} gives it.]"
-    return ToolMessage(call_id=call_id, text=text)
+    return ToolMessage(call_id=call_id, text=text, is_error=body.is_error)
 
 
 def checkpoint_message(body: Checkpoint) -> UserMessage:

@@ -51,6 +51,8 @@ def reason_of_break(body: Body) -> str:
             return f"the thought level changed to {value or 'the default of the endpoint'}"
         case Note(value=value) if value.startswith("API "):
             return f"crow speaks another API with the endpoint ({value.removeprefix('API ')})"
+        case Note(value="is_error"):
+            return "this version of crow marks failed tool results"
         case Note(value=value):
             return f"the endpoint began to refuse a part of the messages, or to accept it again ({value})"
         case Checkpoint():

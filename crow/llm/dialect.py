@@ -46,6 +46,8 @@ class Dialect:
     """Whether files in tool results are sent. If not, a text says that they were left out."""
     cache: Literal["key", "marker"] | None = None
     """`key`: requests contain a cache key. `marker`: requests ask for caching with a marker if the model needs one."""
+    marks_failures: bool = False
+    """Whether failed tool results are marked with `is_error` on Messages. Older versions of crow did not mark them."""
     thinking: Thinking | None = "effort"
     """How requests state the thought level. If None, they do not state it."""
     opaque: bool = True
@@ -143,7 +145,7 @@ def changes_messages(part: str) -> bool:
 _MESSAGE_PARTS = frozenset(
     {
         *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "files"),
-        *("parallel_calls", "system_role", "developer_role", "custom_tools", "strict", "earlier_thoughts"),
+        *("parallel_calls", "system_role", "developer_role", "custom_tools", "strict", "earlier_thoughts", "is_error"),
     }
 )
 
@@ -157,7 +159,7 @@ _REMOVABLE: dict[str, frozenset[str]] = {
     "messages": frozenset(
         {
             *("thought_level", "cache_marker", "tool_choice", "parallel_tool_calls", "images", "files", "opaque"),
-            *("stream", "strict", "earlier_thoughts"),
+            *("stream", "strict", "earlier_thoughts", "is_error"),
             *("adaptive_thinking", "thinking_budget", "thinking_off", "thinking_display", "effort"),
         }
     ),

@@ -495,6 +495,7 @@ tool_choice            near  tool[_ ]choice(?! requires)
 no_reasoning           any   missing.{0,20}reasoning_content
 no_reasoning           any   reasoning_content.{0,60}(?:missing|required|must be|in the thinking)
 cache_marker           any   cache_control
+is_error               near  \bis_error\b
 thought_level          near  reasoning[._]?effort|enable_thinking|think(?:ing)?(?:[._]type)?\b|thinking_budget
 opaque                 near  extra_content|reasoning_details|thought_signature|thinking_blocks
 reasoning              near  \breasoning(?:_content|_text)?\b

@@ -263,6 +263,7 @@ _PART_NAMES = {
     "no_reasoning": "answers sent back without reasoning",
     "parallel_calls": "several calls in one answer",
     "opaque": "opaque reasoning details",
+    "is_error": "marks of failed tool results (is_error)",
     "earlier_thoughts": "thoughts from before the conversation was changed",
     "thought_level": "thought level",
     "adaptive_thinking": "adaptive thinking",

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,14 +21,18 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, has_completions
+from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.posix_utils import PosixStdinReader
 from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.renderer import CPR_Support
 from prompt_toolkit.styles import Style
 
 from crow.domain.text import on_one_line, plural, safe
+from crow.terminal.render import cut
 from crow.terminal.screen import discard_input, next_input, read_into, write
 from crow.terminal.typed import ENTERS, TypedText
 
@@ -275,6 +280,23 @@ class _ExpandedHistory(History):
         self._history.store_string(string)
 
 
+class _EscapeReader(PosixStdinReader):
+    """Reads what is typed, and tells the key Esc from the codes of other keys, which arrive in one piece."""
+
+    is_escape = False
+    """Whether the newest Esc was the key: nothing else arrived with it or soon after it."""
+    _last, _last_s = "", 0.0
+    """What was read last, and when."""
+
+    def read(self, count: int = 1024) -> str:
+        data, now = super().read(count), time.monotonic()
+        # Over a slow connection, the rest of the code of an arrow or another key may come later.
+        is_after = self._last == "\x1b" and now - self._last_s >= _ESCAPE_S and not data.startswith(("\x1b", "[", "O"))
+        self.is_escape = data == "\x1b" or is_after
+        self._last, self._last_s = data, now
+        return data
+
+
 class LineEditor:
     """The keyboard with a line editor. `toolbar` returns the line to show below the prompt. The first prompt gets
     the keys `typed`. Shift-Tab calls `next_mode`."""
@@ -288,8 +310,10 @@ class LineEditor:
         typed: str = "",
     ) -> None:
         self._pastes = Pastes()
+        self._toolbar = toolbar
         self._is_leaving = False
-        style = Style.from_dict({"bottom-toolbar": "noreverse italic", "completion-menu.completion.current": "reverse"})
+        current = "reverse bg:#ffffff #000000"  # white on black; without colours, still reversed
+        style = Style.from_dict({"bottom-toolbar": "noreverse italic", "completion-menu.completion.current": current})
         self._session: PromptSession[str] = PromptSession(
             history=_ExpandedHistory(history, self._pastes),
             multiline=True,
@@ -297,7 +321,7 @@ class LineEditor:
             complete_in_thread=True,
             complete_while_typing=Condition(self._may_complete),  # otherwise, no lines are reserved for the menu
             key_bindings=self._keys(next_mode),
-            bottom_toolbar=lambda: _LEAVING if self._is_leaving else on_one_line(toolbar()),
+            bottom_toolbar=self._status,
             prompt_continuation="  ",
             style=style,
             enable_suspend=True,
@@ -306,8 +330,15 @@ class LineEditor:
             reserve_space_for_menu=6,
         )
         self._session.default_buffer.on_text_changed += self._stay
+        app = self._session.app
+        app.renderer.cpr_not_supported_callback = app.invalidate  # in place of a warning; see `_with_status`
         self._is_aside = False
         self._collector = _KeyCollector()
+        self._reader: _EscapeReader | None = None
+        terminal: Any = self._session.app.input
+        if hasattr(terminal, "stdin_reader"):  # not on Windows
+            self._reader = _EscapeReader(terminal.fileno(), encoding=terminal.stdin.encoding)
+            terminal.stdin_reader = self._reader
         keys: list[KeyPress] = []
         Vt100Parser(keys.append).feed(typed)
         store_typeahead(self._session.app.input, keys)
@@ -316,7 +347,7 @@ class LineEditor:
         """See `Keyboard`."""
         self._is_leaving = False
         text = await self._session.prompt_async(
-            message, default=default, handle_sigint=False, set_exception_handler=False
+            lambda: self._with_status(message), default=default, handle_sigint=False, set_exception_handler=False
         )
         return self._pastes.expanded(text)
 
@@ -369,11 +400,30 @@ class LineEditor:
         """See `Keyboard`."""
         self._session.app.invalidate()
 
+    def _status(self) -> str:
+        return _LEAVING if self._is_leaving else on_one_line(self._toolbar())
+
+    def _with_status(self, message: str) -> StyleAndTextTuples:
+        """Return the message, below the line of the toolbar if the terminal does not say where the cursor is: then the
+        line editor shows no toolbar."""
+        app = self._session.app
+        if app.renderer.cpr_support != CPR_Support.NOT_SUPPORTED or app.is_done or not (status := self._status()):
+            return [("", message)]
+        before, _, sign = message.rpartition("\n")
+        line = cut(status, app.output.get_size().columns - 1)
+        return [("", f"{before}\n" if before else "\n"), ("class:bottom-toolbar", line), ("", f"\n{sign}")]
+
     def _may_complete(self) -> bool:
         return _is_completed(self._session.default_buffer.document.text_before_cursor)
 
     def _stay(self, _buffer: Buffer) -> None:
         self._is_leaving = False
+
+    def _is_only_escape(self) -> bool:
+        """Return whether the user presses Esc at an empty prompt."""
+        buffer, reader = self._session.default_buffer, self._reader
+        is_empty = not buffer.text and self._session.app.current_buffer is buffer
+        return is_empty and reader is not None and reader.is_escape
 
     def _keys(self, next_mode: Callable[[], object]) -> KeyBindings:
         keys = _prompt_keys()
@@ -386,6 +436,10 @@ class LineEditor:
                 event.app.exit(exception=EOFError)
             else:
                 self._is_leaving = True
+
+        @keys.add("escape", eager=True, filter=Condition(self._is_only_escape))
+        def press_escape(_event: KeyPressEvent) -> None:
+            """Do nothing: otherwise, Esc and the next key count as Alt and that key."""
 
         @keys.add("s-tab", filter=~has_completions)
         def change_mode(_event: KeyPressEvent) -> None:

@@ -57,6 +57,10 @@ _SGR: Mapping[_Tone, tuple[str, str]] = {
 }
 """The SGR codes (escape sequences for text) of each tone: first the style, then the colour."""
 
+_ON_LIGHT = {"31": "38;5;124", "32": "38;5;22", "36": "38;5;24"}
+"""On a light background, dark colours of the fixed palette take the place of these, because cyan and green of most
+terminals can hardly be read there. In place of `dim`, which makes a colour lighter, there is only the colour."""
+
 _Segment: TypeAlias = "tuple[_Tone, str]"
 
 
@@ -67,6 +71,8 @@ class Look:
     has_styles: bool = True
     """Whether the text may contain escape sequences."""
     has_colors: bool = True
+    is_light: bool = False
+    """Whether the terminal has a light background."""
     has_words: bool = False
     """For screen readers: words replace symbols, and crow adds no line breaks."""
 
@@ -84,6 +90,8 @@ class Look:
         """Return `text` in this tone, with hidden characters escaped."""
         text = safe(text)
         plain, color = _SGR[tone]
+        if self.is_light and self.has_colors and color:
+            plain, color = plain.replace("2", ""), _ON_LIGHT[color]
         codes = ";".join(code for code in (plain, color if self.has_colors else "") if code)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.has_styles and codes and text else text
 
@@ -93,9 +101,12 @@ class Look:
 
 
 def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
-    """Return the look that TERM, NO_COLOR and `--plain` select."""
+    """Return the look that TERM, NO_COLOR, COLORFGBG and `--plain` select. Some terminals set COLORFGBG, such as
+    `0;15`: the numbers of their colours for text and background."""
     has_styles = not is_plain and environment.get("TERM", "dumb") not in ("", "dumb")
-    return Look(has_styles=has_styles, has_colors=has_styles and not environment.get("NO_COLOR"), has_words=is_plain)
+    has_colors = has_styles and not environment.get("NO_COLOR")
+    is_light = environment.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+    return Look(has_styles=has_styles, has_colors=has_colors, is_light=has_colors and is_light, has_words=is_plain)
 
 
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"

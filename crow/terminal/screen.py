@@ -80,8 +80,8 @@ class Screen:
             await write(sys.stdout, text)
             self._at_line_start = text.endswith("\n")
             self._pause_steps = 0
-            if self._has_lines():
-                self.refresh()
+            if below := self._below():
+                self.refresh(below)
 
     async def print_message(self, text: str, *, is_new: bool) -> None:
         """Write a part of one of the model's messages. Before a new message, write an empty line."""
@@ -146,14 +146,16 @@ class Screen:
             self._step += 1
             self._pause_steps += 1
             is_paused = self.status is not None and self._pause_steps >= _PAUSE_STEPS
-            if self._at_line_start or is_paused or self._has_lines():
-                self.refresh()
+            below = self._below()
+            if self._at_line_start or is_paused or below:
+                self.refresh(below)
 
-    def _has_lines(self) -> bool:
-        return bool(self.below(shutil.get_terminal_size().columns - 1))
+    def _below(self) -> Sequence[str]:
+        return self.below(shutil.get_terminal_size().columns - 1)
 
-    def refresh(self) -> None:
-        """Draw the spinner and the lines below it. The cursor stays at the end of the answer."""
+    def refresh(self, below: Sequence[str] | None = None) -> None:
+        """Draw the spinner and the lines below it, which are `below` if it is given. The cursor stays at the end of
+        the answer."""
         if self._is_paused or not self._can_spin:
             return
         self.clear()
@@ -162,7 +164,7 @@ class Screen:
         # A character takes up to two columns.
         words = label[: columns // 2 - 2] if self.status is None else self.status(label, columns - 3)
         # The lines are made anew each time, because a line that the terminal wraps would move the answer.
-        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {words}", *self.below(columns - 1)]
+        lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {words}", *(self._below() if below is None else below)]
         self._is_spinning, self._has_below = True, self.status is not None or len(lines) > 1
         if not self._has_below:
             self._show(f"\r\x1b[K{lines[0]}")

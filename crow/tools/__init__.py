@@ -162,6 +162,8 @@ class PlannedCall:
     """The rules for the redirects of a fetch; the agent sets this value."""
     fault: str | None = None
     """The error message for the model. A call with a fault must not run."""
+    unknown_tool: str = ""
+    """The name of the called tool if there is none of this name. The agent adds to `fault` what was offered."""
     is_barrier: bool = False
     """The call writes files, so no other call may run in parallel."""
     is_isolated: bool = False
@@ -371,7 +373,8 @@ class Workspace(Protocol):
         """cwd and the additional directories, as they were given: links are not resolved."""
 
     def resolve(self, path: str) -> Path:
-        """Return the absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded.
+        """Return the absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded. A name
+        may be written in another Unicode normalization form than on the disk.
 
         :raises ~crow.domain.errors.ArgumentError: the path is empty, too long, or has a NUL.
         """

@@ -12,17 +12,56 @@ import secrets
 import stat as modes
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from unicodedata import normalize
 
 from crow.tools import FileStat
 
 _MAX_LINK_ENTRIES = 100_000
+_MAX_NAMES = 10_000
+"""In larger directories, names are not compared."""
+_MAX_RESPELLED = 40
+"""At most this many names of one path are replaced, because links may lead back to them."""
 _MAX_TRIES = 3
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | _NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
 _OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
 """Whether this system can open a directory, and then work in it even if the directory's path changes."""
+
+
+def as_on_disk(path: str) -> str:
+    """Return a path without links, in which names that do not exist are written as on the disk: if the directory has
+    exactly one name that is the same in another Unicode normalization form, this name takes their place. Links behind
+    it are resolved, too."""
+    found = path
+    for _ in range(_MAX_RESPELLED):
+        if found.isascii() or os.path.lexists(found):
+            return found
+        rest: list[str] = []
+        folder, name = os.path.split(found)
+        while name and not os.path.lexists(folder):
+            rest.insert(0, name)
+            folder, name = os.path.split(folder)
+        if (own := _same_name(folder, name)) is None:
+            return found
+        found = os.path.realpath(os.path.join(folder, own, *rest))
+    return path
+
+
+def _same_name(folder: str, name: str) -> str | None:
+    """Return the only name in `folder` that is `name` in another Unicode normalization form, or None."""
+    if name.isascii():
+        return None
+    wanted = normalize("NFC", name)
+    try:
+        with os.scandir(folder) as entries:
+            first = [entry.name for entry in islice(entries, _MAX_NAMES + 1)]
+    except OSError:
+        return None
+    same = [each for each in first if normalize("NFC", each) == wanted] if len(first) <= _MAX_NAMES else []
+    return same[0] if len(same) == 1 else None
 
 
 def file_id(path: Path) -> tuple[int, int] | None:

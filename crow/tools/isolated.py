@@ -135,9 +135,14 @@ class _IsolatedWorkspace:
 
     def resolve(self, path: str) -> Path:
         """See :class:`crow.tools.Workspace`."""
-        self._workspace.resolve(path)  # refuses what is no path
+        outside = self._workspace.resolve(path)  # refuses what is no path
         try:
-            return self._view.resolve(self.cwd / path)
+            found = self._view.resolve(self.cwd / path)
+            if str(found).isascii() or self._view.locate(found) is not None:
+                return found
+            # The name of a file of the workspace may be written in another Unicode normalization form.
+            own = self._view.resolve(outside)
+            return own if self._view.locate(own) is not None else found
         except OSError as error:
             raise ArgumentError(f"{path} cannot be resolved: {error.strerror}") from error
 

@@ -37,7 +37,7 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.disk import all_names, file_id, file_stat, names_in, read_file, replace_file, shared_inode
+from crow.tools.disk import all_names, as_on_disk, file_id, file_stat, names_in, read_file, replace_file, shared_inode
 from crow.tools.layers import Layer, LookRules
 from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
@@ -130,7 +130,7 @@ class DiskWorkspace:
             raise ArgumentError(f"path is {path!r}; expected the path of a file or directory")
         if len(path) > _PATH_CHARS:
             raise ArgumentError(f"path has {len(path):,} characters; expected at most {_PATH_CHARS:,}")
-        return Path(os.path.realpath(self.cwd / path))
+        return Path(as_on_disk(os.path.realpath(self.cwd / path)))
 
     def contains(self, path: Path) -> bool:
         """See :meth:`crow.tools.Workspace.contains`."""

@@ -89,8 +89,8 @@ def test_results_stand_in_call_order_however_they_landed() -> None:
 def test_call_without_result_is_answered_not_run_or_effects_unknown_if_it_had_started() -> None:
     started = Started(call=CallRef(assistant=2, index=1), why="mode auto", announcement=Announcement(title="t"))
     assert messages(user("go"), said("", "a", "b"), started, TurnEnd(stop="cancelled"), user("next"))[2:] == [
-        ToolMessage(call_id="a", text=NOT_RUN),
-        ToolMessage(call_id="b", text=EFFECTS_UNKNOWN),
+        ToolMessage(call_id="a", text=NOT_RUN, is_error=True),
+        ToolMessage(call_id="b", text=EFFECTS_UNKNOWN, is_error=True),
         asks("next"),
     ]
 

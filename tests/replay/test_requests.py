@@ -97,6 +97,18 @@ def test_what_comes_first_is_named(wire: WireName) -> None:
     assert "the model, the options or the tools differ; they come before the messages" in words
 
 
+@pytest.mark.parametrize("marks_failures", [False, True])
+def test_a_request_with_a_failed_result_is_the_same_whether_or_not_failures_were_marked(marks_failures: bool) -> None:
+    result = PATH[3]
+    assert isinstance(result, ToolResult)
+    path = (*PATH[:3], replace(result, is_error=True))
+    sent = sent_of(path, Dialect(wires=("messages",), marks_failures=marks_failures))
+    assert ("marks_failures" in sent.dialect) == marks_failures
+    assert Rebuilder().replay(logged(path, sent)).outcome == "identical"
+    other = sent_of(path, Dialect(wires=("messages",), marks_failures=not marks_failures))
+    assert other.digest != sent.digest
+
+
 def test_a_compaction_is_named_as_the_rule() -> None:
     sent = sent_of((*PATH, replace(SUMMARY, summary=f"Other {WORDS}")), Dialect())
     found = Rebuilder().replay(logged((*PATH, SUMMARY), sent))

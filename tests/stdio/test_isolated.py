@@ -174,3 +174,20 @@ async def test_a_copy_outlives_a_kill_and_leaves_nothing_unconfined(
         kept = [calls(task("-", resume=task_id, changes="keep")), fake.text("Done.")]
         assert "Kept: " in (await run(agent, endpoint, session, parent=kept))[-1]
     assert (files / "made").read_text() == "child\nmore\n"
+
+
+async def test_a_subagent_finds_a_file_of_the_workspace_by_its_name_in_another_normalization_form(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path
+) -> None:
+    nfc, nfd = "caf\u00e9.txt", "cafe\u0301.txt"
+    (files / nfd).write_text("one\n")
+    child = [calls(edit("one", "two", nfc)), calls(edit("two", "three", nfc)), fake.text("child is done")]
+    async with crow(endpoint=endpoint, env=CONFINED) as agent:
+        session = await start(agent, files)
+        (text,) = await run(
+            agent, endpoint, session, parent=[calls(task("child", isolated=True)), fake.text("Done.")], child=child
+        )
+    assert f"changed {files}/{nfd}" in text
+    assert "-one\n+three" in text
+    assert (files / nfd).read_text() == "one\n"
+    assert not (files / nfc).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,28 @@ async def test_a_tool_of_the_server_runs_after_the_results_of_the_calls_beside_i
     last = claude.asked[-1].sent["messages"]
     assert plain(last[1])[0] == SEARCH
     assert plain(last[3])[0] == FOUND
+
+
+async def test_the_model_is_told_which_results_are_failures_and_the_cache_still_hits(
+    crow: StartCrow, home: Path, place: Path, claude: MessagesEndpoint
+) -> None:
+    configure(home)
+    missing = {"call": "read_file", "json": ['{"path": "MISSING.md"}']}
+    claude.answer(says(missing, READ), says(READ), says({"text": ["Done."]}))
+    async with start(crow, claude) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "Read both."))["stopReason"] == "end_turn"
+    results = [
+        block
+        for message in claude.asked[-1].sent["messages"]
+        for block in message["content"]
+        if block["type"] == "tool_result"
+    ]
+    assert [result.get("is_error") for result in results] == [True, None, None]
+    assert claude.refused == []
+    for before, after in pairwise(claude.usages):
+        assert (
+            after["cache_read_input_tokens"]
+            >= before["cache_read_input_tokens"] + before["cache_creation_input_tokens"]
+        )

@@ -340,3 +340,22 @@ async def test_a_patch_is_offered_asked_about_once_and_shown_with_every_file(
     assert (place / "a.txt").read_text() == "new\n"
     assert (place / "b.txt").read_text() == "most\n"
     assert not (place / "c.txt").exists()
+
+
+async def test_a_call_of_no_tool_is_answered_with_the_tools_that_the_model_was_offered(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    calls = fake.calls(("read_fiel", {"path": "README.md"}), ("apply_a_patch", {"input": ""}))
+    endpoint.script(calls, fake.text("Sorry."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+    first, second = (request.body for request in endpoint.asked)
+    names = [tool["function"]["name"] for tool in first["tools"]]
+    assert "apply_patch" not in names
+    told = f"The tools are: {', '.join(names)}."
+    assert [message["content"] for message in second["messages"][-2:]] == [
+        f'No tool "read_fiel". Did you mean read_file? {told}',
+        f'No tool "apply_a_patch". {told}',
+    ]

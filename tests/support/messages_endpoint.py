@@ -326,6 +326,8 @@ def _block_faults(block: Mapping[str, Any], where: str) -> Iterator[str]:
     if kind == "tool_use" and not isinstance(block["input"], dict):
         yield f"{where}.tool_use.input: Input should be an object"
     if kind == "tool_result":
+        if block.get("is_error") and any(inner["type"] != "text" for inner in block.get("content", ())):
+            yield f'{where}.tool_result.content: all content must be type "text" if "is_error" is true'
         for number, inner in enumerate(block.get("content", ())):
             yield from _block_faults(inner, f"{where}.tool_result.content.{number}")
 

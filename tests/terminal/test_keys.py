@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import select
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
+import anyio
+import anyio.lowlevel
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.input.posix_pipe import PosixPipeInput
+from prompt_toolkit.output import DummyOutput
 
-from crow.terminal.keyboard import Pastes
+from crow.terminal.keyboard import Choices, LineEditor, Pastes
 from crow.terminal.shell import user_shell
 from tests.support.fake_endpoint import Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.terminal import Shell
@@ -140,6 +151,72 @@ def test_ctrl_c_twice_at_an_empty_prompt_leaves(shell: Shell) -> None:
         terminal.type(CTRL_C + CTRL_C)
         assert terminal.wait() == 0
     assert '"go on"' in shell.asked()
+
+
+@pytest.mark.parametrize("is_known", ["1", ""], ids=["the line editor does not ask", "the terminal does not answer"])
+def test_a_terminal_that_does_not_say_where_the_cursor_is_shows_the_status_above_the_prompt(
+    shell: Shell, is_known: str
+) -> None:
+    shell.endpoint.script(text("Still here."))
+    with shell.in_terminal("chat", PROMPT_TOOLKIT_NO_CPR=is_known) as terminal:
+        terminal.wait_for(READY)
+        terminal.wait_for("fake-model")
+        terminal.type(CTRL_C)
+        terminal.wait_for("is kept.")
+        terminal.type(f"go on{ENTER}")
+        terminal.wait_for("Still here.")
+        terminal.wait_for(READY)
+        terminal.type(CTRL_C)
+        terminal.wait_for("is kept.")
+        terminal.type(CTRL_C)
+        assert terminal.wait() == 0
+    assert "WARNING" not in terminal.shown
+
+
+@asynccontextmanager
+async def line_editor() -> AsyncIterator[tuple[Callable[[str], Awaitable[None]], asyncio.Task[str]]]:
+    """A function that types at the prompt of a line editor, and the task that ends with the prompt."""
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()) as session:
+        history = InMemoryHistory()
+        history.append_string("older")
+        editor = LineEditor(Choices(cwd=None), history, lambda: "", lambda: None)
+        prompted = asyncio.ensure_future(editor.prompt("> "))
+        while session.app is None or not session.app.is_running:
+            await anyio.lowlevel.checkpoint()
+        session.app.ttimeoutlen = session.app.timeoutlen = 3_600  # nothing happens because time has passed
+
+        async def type_keys(keys_typed: str) -> None:
+            assert isinstance(keys, PosixPipeInput)
+            keys.send_text(keys_typed)
+            while select.select([keys.fileno()], [], [], 0)[0]:
+                await anyio.lowlevel.checkpoint()
+
+        with anyio.fail_after(60):
+            yield type_keys, prompted
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "pieces", "expected"),
+    [
+        (0, (ESCAPE, "/help", ENTER), "/help"),
+        (0, (ESCAPE, "b", "c", ENTER), "bc"),
+        (0, (ESCAPE, ESCAPE, "/x", ENTER), "/x"),
+        (0, ("a b", f"{ESCAPE}b", "c", ENTER), "a cb"),  # Alt-B: back one word
+        (0, (f"{ESCAPE}", "[A", ENTER), "older"),  # the code of the arrow in two pieces
+        (0, (f"{ESCAPE}", "OA", ENTER), "older"),
+        (3_600, (ESCAPE, "<", ENTER), "older"),  # Alt-<: the first line of the history, in two pieces
+        (0, (f"{ESCAPE}<", ENTER), "older"),
+        (0, ("a b", ESCAPE, "b", "c", ENTER), "a cb"),  # in a text, Esc and a key are still Alt and that key
+    ],
+)
+async def test_esc_at_an_empty_prompt_is_a_key_and_the_codes_of_other_keys_still_work(
+    monkeypatch: pytest.MonkeyPatch, pause_s: float, pieces: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.setattr("crow.terminal.keyboard._ESCAPE_S", pause_s)
+    async with line_editor() as (type_keys, prompted):
+        for piece in pieces:
+            await type_keys(piece)
+        assert await prompted == expected
 
 
 def test_the_output_of_a_command_is_shown_while_it_runs(shell: Shell) -> None:

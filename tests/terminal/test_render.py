@@ -93,6 +93,30 @@ def test_styles_and_colours_follow_the_environment() -> None:
     assert look_of({"TERM": "xterm", "NO_COLOR": "1"}, is_plain=False) == Look(has_colors=False)
     assert look_of({"TERM": "dumb"}, is_plain=False) == look_of({}, is_plain=False) == PLAIN
     assert look_of({"TERM": "xterm"}, is_plain=True) == WORDS
+    for background in ("0;15", "0;default;15", "0;7"):
+        assert look_of({"TERM": "xterm", "COLORFGBG": background}, is_plain=False) == Look(is_light=True)
+    for background in ("15;0", "15;default", "", "0;"):
+        assert look_of({"TERM": "xterm", "COLORFGBG": background}, is_plain=False) == STYLED
+    no_colors = {"TERM": "xterm", "COLORFGBG": "0;15", "NO_COLOR": "1"}
+    assert look_of(no_colors, is_plain=False) == Look(has_colors=False)
+
+
+def test_every_colour_on_a_light_background_can_be_read() -> None:
+    """The contrast with white is at least 4.5, as WCAG asks for."""
+
+    def contrast(number: int) -> float:
+        shades = (0, 95, 135, 175, 215, 255)
+        parts = (shades[(number - 16) // base % 6] / 255 for base in (36, 6, 1))
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
+
+    light, found = Look(is_light=True), set[int]()
+    for tone in ("title", "code", "added", "removed", "place", "bad", "good"):
+        codes = re.fullmatch(r"\x1b\[(?:1;)?38;5;(\d+)mx\x1b\[0m", light.paint(tone, "x"))
+        assert codes is not None, tone
+        found.add(int(codes[1]))
+    assert {number for number in found if contrast(number) < 4.5} == set()
+    assert light.paint("dim", "x") == "\x1b[2mx\x1b[0m"
     assert shown("**b** `c`", STYLED) == "\x1b[1mb\x1b[0m \x1b[36mc\x1b[0m\n"
     assert shown("**b** `c`", Look(has_colors=False)) == "\x1b[1mb\x1b[0m c\n"
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from crow.terminal.picker import SHOWN, Choice, pick
+from crow.terminal.screen import Screen
 from crow.terminal.status import notification, status_line
 
 
@@ -66,3 +71,24 @@ async def test_a_long_list_shows_one_end_and_finds_the_rest(is_newest_last: bool
     assert all(cell_len(each) <= 60 for each in first)
     assert "Nothing in the list has the words nothing like it." in shown
     assert "59) prompt 59" in shown[-1]
+
+
+async def test_the_lines_below_are_made_once_for_each_piece_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def below(columns: int) -> list[str]:
+        asked.append(columns)
+        return ["typed"]
+
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb"):
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        screen = Screen()
+        screen.below = below
+        for piece in ("one ", "two", "\n"):
+            await screen.print_rendered(piece)
+    assert len(asked) == 3

@@ -57,6 +57,52 @@ def test_paths_are_checked_after_resolving_links_and_dots_even_if_missing(tmp_pa
     assert workspace.resolve("out/new/file") == tmp_path / "outside" / "new" / "file"
 
 
+NFC, NFD = "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "cafe\N{COMBINING ACUTE ACCENT}"
+
+
+@pytest.mark.parametrize(("on_disk", "asked"), [(NFC, NFD), (NFD, NFC)])
+def test_a_name_in_another_normalization_form_leads_to_the_one_that_exists(
+    root: Path, on_disk: str, asked: str
+) -> None:
+    (root / on_disk / "new").mkdir(parents=True)
+    (root / on_disk / "new" / f"{on_disk}.txt").touch()
+    workspace = DiskWorkspace(root)
+    assert workspace.resolve(f"{asked}/new/{asked}.txt") == root / on_disk / "new" / f"{on_disk}.txt"
+    assert workspace.resolve(f"{asked}/{asked}/x") == root / on_disk / asked / "x"
+    assert workspace.resolve(f"{asked}.md") == root / f"{asked}.md"
+
+
+def test_of_several_names_that_are_the_same_none_is_chosen(root: Path) -> None:
+    # Angstrom sign and A with ring; the third form is decomposed.
+    for name in ("\u212b", "A\u030a"):
+        (root / name).touch()
+    workspace = DiskWorkspace(root)
+    assert workspace.resolve("\u00c5") == root / "\u00c5"
+    assert workspace.resolve("A\u030a") == root / "A\u030a"
+    (root / "\u212b").unlink()
+    assert workspace.resolve("\u00c5") == root / "A\u030a"
+
+
+def test_the_real_path_behind_another_normalization_form_is_judged(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (root / ".git").mkdir()
+    (root / NFD).symlink_to(tmp_path / "outside")
+    (root / f"{NFD}-git").symlink_to(".git")
+    (root / "\u212aEY").touch()
+    workspace = DiskWorkspace(root)
+    assert workspace.resolve(f"{NFC}/file") == tmp_path / "outside" / "file"
+    assert not workspace.contains(workspace.resolve(f"{NFC}/file"))
+    assert workspace.protection(workspace.resolve(f"{NFC}-git/config")) == "ask"
+    assert workspace.resolve("KEY") == root / "KEY"  # the Kelvin sign is no other spelling of a plain name
+
+
+def test_names_that_lead_to_each_other_end(root: Path) -> None:
+    (root / "a").mkdir()
+    (root / NFD).symlink_to(f"a/{NFC}")
+    (root / "a" / NFD).symlink_to(f"../{NFC}")
+    assert DiskWorkspace(root).resolve(NFC) == root / NFC
+
+
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
     with pytest.raises(ArgumentError, match="expected the path of a file or directory"):

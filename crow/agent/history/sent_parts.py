@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crow.domain.entries import Assistant, Entry
+from crow.domain.entries import Assistant, Entry, ToolResult
 from crow.domain.messages import WireName
 from crow.llm import WIRE_TITLES, ModelInfo
 
@@ -20,12 +20,18 @@ class SentParts:
     def watch(self, info: ModelInfo, entries: Sequence[Entry]) -> None:
         """Remember which parts of messages are left out for this endpoint, so that `changed` can report changes. Do
         nothing if the parts for this endpoint are already remembered. The API is that of the endpoint's last answer
-        in `entries`."""
-        self._left_out.setdefault(info.endpoint, self._left_out_for(info))
-        if info.endpoint not in self._wires:
-            bodies = (entry.body for entry in reversed(entries))
-            answers = (body.wire for body in bodies if isinstance(body, Assistant) and body.endpoint == info.endpoint)
-            self._wires[info.endpoint] = next(answers, info.wire)
+        in `entries`. If an older version of crow got this answer, marks of failed results were left out."""
+        if info.endpoint in self._wires:
+            return
+        bodies = [entry.body for entry in entries]
+        answers = (body for body in reversed(bodies) if isinstance(body, Assistant) and body.endpoint == info.endpoint)
+        last, left_out = next(answers, None), self._left_out_for(info)
+        self._wires[info.endpoint] = last.wire if last is not None else info.wire
+        is_older = last is not None and last.sent is not None and "marks_failures" not in last.sent.dialect
+        can_mark = info.wire == "messages" and "messages.is_error" not in left_out
+        if is_older and can_mark and any(isinstance(body, ToolResult) and body.is_error for body in bodies):
+            left_out |= {"is_error"}
+        self._left_out[info.endpoint] = left_out
 
     def changed(self, info: ModelInfo) -> tuple[str, ...]:
         """Return the parts of messages whose treatment for this endpoint has changed since the previous call, or since

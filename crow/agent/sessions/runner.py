@@ -11,6 +11,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from crow.agent import new_remark
 from crow.agent.background import BackgroundTask
 from crow.agent.commands.context import CommandContext
 from crow.agent.commands.handlers import answer
@@ -37,10 +38,16 @@ from crow.agent.turns.sampling import ModelSampler
 from crow.agent.turns.turn import Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, ToolServerError
-from crow.domain.messages import Part, ToolCall
+from crow.domain.messages import Part, Resource, Text, ToolCall
 from crow.store import QueuedPrompt
 from crow.tools import Ports, Toolbox
 from crow.tools.servers import McpServer
+
+_CUT = (
+    "This prompt has {whole:,} characters, which is too much for the model's context window of {window:,} tokens. The "
+    "model sees about {shown:,} of them: the beginning and the end of each long text. It is told that it can read the "
+    "rest with recall (entry {id})."
+)
 
 
 class TurnRunner:
@@ -135,6 +142,7 @@ class TurnRunner:
     async def _run_turn(self) -> StopReason:
         """Answer the prompt at the end of the branch."""
         compactor, toolbox = await self._prepare()
+        await self._tell_cut(compactor.gauge.window())
         model, settings = compactor.model, self._adapters.settings()
         self.between.begin_turn(compactor)
         self._permissions.rules = settings.rules
@@ -159,6 +167,15 @@ class TurnRunner:
             self.between.end_turn(compactor, has_fallen_back=compactor.model is not model)
         await self._budget.end_turn()
         return stop
+
+    async def _tell_cut(self, window: int) -> None:
+        """If the model gets the turn's prompt shortened, tell the user."""
+        entry = self._branch.projection.newest_user()
+        body = entry.body if entry is not None and entry.turn == self._branch.turn else None
+        if entry is not None and isinstance(body, User) and body.cut is not None:
+            whole = sum(len(part.text) for part in body.parts if isinstance(part, Text | Resource))
+            words = _CUT.format(whole=whole, shown=body.cut, window=window, id=entry.id)
+            await self._branch.record([new_remark(words)])
 
     async def _run_user(self, user: User, unread: Sequence[str] = ()) -> StopReason:
         """Store the prompt and answer it. `unread` has texts for the user about resources that could not be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -93,7 +94,7 @@ class Calls:
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
-        return tuple([await self.toolbox.plan(call) for call in calls])
+        return tuple([await self._plan(call) for call in calls])
 
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
@@ -132,6 +133,17 @@ class Calls:
         results, self._results = self._results, {}
         return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
 
+    async def _plan(self, call: ToolCall) -> PlannedCall:
+        """Plan a call. If there is no such tool, the fault says which tools the model was offered."""
+        plan = await self.toolbox.plan(call)
+        if not plan.unknown_tool:
+            return plan
+        names = [spec.name for spec in self._branch.context().tools]
+        known = [*names, *(spec.name for spec in self.toolbox.deferred())]
+        near = difflib.get_close_matches(plan.unknown_tool, known, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        return replace(plan, fault=f"{plan.fault}{hint} The tools are: {', '.join(names)}.")
+
     async def end_open(self) -> None:
         """Tell the client that the announced calls without a result have ended."""
         for ref in self._open:
@@ -156,8 +168,8 @@ class Calls:
         Hooks run before permission is checked, and may change the arguments."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
-            plan = await self.toolbox.plan(opened.call)
-        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self.toolbox.plan)
+            plan = await self._plan(opened.call)
+        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self._plan)
         if isinstance(left, Denial):
             await self._answer(opened, Outcome(text=left.words, is_error=True))
             return None

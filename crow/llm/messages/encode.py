@@ -234,7 +234,13 @@ def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:
     text, images, files = result_content(message, dialect)
     content = [_text(text if text.strip() else NO_OUTPUT)] if text.strip() or not (images or files) else []
     content += [*map(_image, images), *map(_file, files)]
-    return {"type": "tool_result", "tool_use_id": schema.call_id(message.call_id), "content": content}
+    call_id = schema.call_id(message.call_id)
+    result: dict[str, object] = {"type": "tool_result", "tool_use_id": call_id, "content": content}
+    # A failed result may have only text.
+    is_marked = message.is_error and not (images or files)
+    if is_marked and dialect.marks_failures and "is_error" not in dialect.left_out:
+        result["is_error"] = True
+    return result
 
 
 def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> list[dict[str, object]]:

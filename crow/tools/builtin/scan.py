@@ -281,11 +281,15 @@ def _is_folder_link(entry: os.DirEntry[str]) -> bool:
 def filter_names(names: list[str], glob: str) -> list[str]:
     """Return the names that the glob matches. After `!`, the glob leaves out what it matches: files or, if it has no
     slash, also everything in directories. The glob may be absolute."""
-    is_wanted = not glob.startswith("!")
+    glob, is_wanted = normalize("NFC", glob), not glob.startswith("!")
     glob = glob if is_wanted else glob[1:].rstrip("/")
-    matches = re.compile(glob_expression(glob.removeprefix(f"{os.getcwd()}/"))).fullmatch
+    expression = re.compile(glob_expression(glob.removeprefix(f"{normalize('NFC', os.getcwd())}/")))
+
+    def matches(name: str) -> bool:
+        return expression.fullmatch(normalize("NFC", name)) is not None
+
     if "/" in glob:
-        return [name for name in names if bool(matches(name)) == is_wanted]
+        return [name for name in names if matches(name) == is_wanted]
     if is_wanted:
         return [name for name in names if matches(name.rpartition("/")[2])]
     return [name for name in names if not any(map(matches, name.split("/")))]

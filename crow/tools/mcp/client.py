@@ -7,7 +7,6 @@ the model thinks.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -475,6 +474,7 @@ class McpToolbox:
             announcement=unknown if found is None else found[0].announce(found[1].title),
             access="external",
             fault=self._fault(call, found),
+            unknown_tool=call.name if found is None else "",
             coverage=tools.Coverage(
                 is_read_only=found is not None and found[1].is_read_only,
                 fingerprint="" if found is None else found[1].fingerprint,
@@ -609,10 +609,7 @@ class McpToolbox:
         server = self._server_of(name, "__")
         if server is not None and server.status.state == "failed":
             return f'No tool "{name}": MCP server {server.name} is not available: {server.status.detail}'
-        names = [spec.name for spec in self.specs()]
-        near = difflib.get_close_matches(name, [*names, *(spec.name for spec in self.deferred())], n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        return f'No tool "{name}".{hint} The tools are: {", ".join(names)}.'
+        return f'No tool "{name}".'
 
 
 def _load_files(

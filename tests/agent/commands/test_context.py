@@ -86,6 +86,11 @@ def moved(from_leaf: int, to_leaf: int | None, reason: str) -> Move:
             [],
             "the endpoint began to refuse a part of the messages, or to accept it again (reasoning) (entry 3,",
         ),
+        (
+            [PROMPT, Note(about="dialect", value="is_error")],
+            [],
+            "this version of crow marks failed tool results (entry 2,",
+        ),
         ([PROMPT, Note(about="thought_level", value="high")], [], "the thought level changed to high (entry 2,"),
         ([PROMPT, user("q"), user("q")], [moved(9, 2, "undo")], "the session moved to another entry (undo) ("),
         ([PROMPT, user("q"), PROMPT], [moved(9, 3, "redo")], "the session moved to another entry (redo) ("),

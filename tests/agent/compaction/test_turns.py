@@ -12,7 +12,7 @@ import pytest
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.agent.compaction.summary import DATA
 from crow.agent.history.options import set_option
-from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
+from crow.domain.entries import Assistant, Checkpoint, Command, Remark, ToolResult, User
 from crow.domain.errors import BadRequest, ContextOverflow
 from crow.domain.events import ContextMeasured
 from crow.domain.messages import Text, Usage, UserMessage
@@ -152,7 +152,7 @@ async def test_silent_truncation_is_detected_and_the_window_respected(tmp_path: 
 
 async def test_huge_prompt_is_stored_whole_and_the_model_sees_head_and_tail(tmp_path: Path) -> None:
     pasted = "值" * 60_000
-    model = ScriptedModel(Say(text=["I see."]), info=TINY)
+    model = ScriptedModel(Say(text=["I see."]), Say(text=["Yes."]), info=TINY)
     async with opened(tmp_path, model) as run:
         await run.session.prompt(text(f"Look at this:\n{pasted}"))
         (body,) = [entry.body for entry in await run.log() if isinstance(entry.body, User)]
@@ -162,6 +162,13 @@ async def test_huge_prompt_is_stored_whole_and_the_model_sees_head_and_tail(tmp_
         sent = repr(model.requests[0].messages[1])
         assert sent.count("值") <= body.cut < 4_000
         assert "recall with entry" in sent
+        (remark,) = [entry.body for entry in await run.log() if isinstance(entry.body, Remark)]
+        assert remark.text.startswith(
+            "This prompt has 60,014 characters, which is too much for the model's context window of 16,000 tokens. The "
+            f"model sees about {body.cut:,} of them"
+        )
+        await run.session.prompt(text("Again, briefly."))
+        assert [entry.body for entry in await run.log() if isinstance(entry.body, Remark)] == [remark]
 
 
 async def test_results_of_one_step_share_the_room_whatever_their_script(tmp_path: Path) -> None:

@@ -112,6 +112,25 @@ def test_results_of_a_step_are_one_message_with_their_images() -> None:
     ]
 
 
+def test_a_failed_result_is_marked_unless_it_has_an_image_or_the_endpoint_refuses_the_mark() -> None:
+    def result(dialect: Dialect, **more: Any) -> Any:
+        step = AssistantMessage(text="", calls=(CALL,))
+        failed = ToolMessage(call_id="toolu_1", text="No such file.", is_error=True, **more)
+        return sent(user("Hi"), step, failed, dialect=dialect)[-1]["content"][0]
+
+    marking = replace(DIALECT, marks_failures=True)
+    assert result(marking) == {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [said("No such file.")],
+        "is_error": True,
+    }
+    assert "is_error" not in result(marking, images=(PNG,))
+    assert result(replace(marking, takes_images=False), images=(PNG,))["is_error"] is True
+    assert "is_error" not in result(marking.refusing("messages.is_error"))
+    assert "is_error" not in result(DIALECT)
+
+
 def test_images_that_the_endpoint_does_not_take_become_texts() -> None:
     svg = Image(data="PHN2Zz4=", mime_type="image/svg+xml")
     (message,) = sent(UserMessage(parts=(Text(text="See"), svg, Link(uri="file:///a", name="a"))))

@@ -104,7 +104,10 @@ async def asking(
 ) -> AsyncIterator[Conversation]:
     client = EndpointClient(
         Endpoint(
-            base_url=endpoint.base_url, model=model, api_key="sk-ant-secret", dialect=Dialect(wires=("messages",))
+            base_url=endpoint.base_url,
+            model=model,
+            api_key="sk-ant-secret",
+            dialect=Dialect(wires=("messages",), marks_failures=True),
         ),
         memory=memory,
         timing=(waits or Waits()).timing(),
@@ -303,6 +306,8 @@ async def test_images_go_to_the_model_within_the_result() -> None:
         ("output_config: Extra inputs are not permitted", "output_config"),
         ("tool_choice: Extra inputs are not permitted", "tool_choice"),
         ("thinking: Extra inputs are not permitted", '"thinking"'),
+        ("messages.2.content.0.tool_result.is_error: Extra inputs are not permitted", "is_error"),
+        ("1 request validation error: unknown field `is_error` in tool_result", "is_error"),
         (
             "messages.2.content.0.image.source.base64: image exceeds 5 MB maximum: 6291456 bytes > 5242880 bytes",
             "base64",
@@ -318,7 +323,9 @@ async def test_a_part_that_the_endpoint_refuses_is_left_out(refusal: str, gone: 
 
         endpoint.answer(refuse)
         image = Image(data="iVBORw0K", mime_type="image/png")
-        messages = (SYSTEM, UserMessage(parts=(Text(text="Hi"), image)))
+        step = AssistantMessage(text="", calls=(ToolCall(id="c1", name="read_file", arguments="{}"),))
+        failed = ToolMessage(call_id="c1", text="No such file.", is_error=True)
+        messages = (SYSTEM, UserMessage(parts=(Text(text="Hi"), image)), step, failed)
         request = Request(messages=messages, tools=(TOOL,), tool_choice="none", thought_level="high", cache_key="s")
         async with conversation.client.stream(request) as stream:
             assert {type(delta) async for delta in stream} == {TextDelta}

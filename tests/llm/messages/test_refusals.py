@@ -37,6 +37,8 @@ USE = 'Use "thinking.type.adaptive" and "output_config.effort" to control thinki
         ("cache_control: Extra inputs are not permitted", ["cache_marker"]),
         ("messages.0.content.1.image.source.base64: image exceeds 5 MB maximum", ["images"]),
         ("Could not process image", ["images"]),
+        ("messages.2.content.0.tool_result.is_error: Extra inputs are not permitted", ["is_error"]),
+        ("unknown field is_error in tool_result", ["is_error"]),
         ("messages: at least one message is required", []),
     ],
 )

@@ -342,6 +342,45 @@ async def test_paths_stay_as_the_client_knows_them_if_cwd_is_a_link(tmp_path: Pa
     assert offer.announcement.diffs[0].path == str(tmp_path / "link" / "a.py")
 
 
+async def test_files_are_found_and_changed_by_their_name_in_another_normalization_form(
+    open_box: OpenBox, root: Path
+) -> None:
+    nfc, nfd = "r\u00e9sum\u00e9", "re\u0301sume\u0301"
+    (root / nfd).mkdir()
+    (root / nfd / f"{nfd}.md").write_text("one\n")
+    patch = f"*** Begin Patch\n*** Update File: {nfc}/{nfc}.md\n@@\n-two\n+three\n*** End Patch"
+    async with open_box() as box:
+        planned = await box.plan("write_file", path=f"{nfc}/{nfc}.md", content="x")
+        read = await box.run("read_file", path=f"{nfc}/{nfc}.md")
+        edited = await box.run("edit_file", path=f"{nfc}/{nfc}.md", old_text="one", new_text="two")
+        patched = await box.run("apply_patch", input=patch)
+        matching = await box.run("list_files", pattern=f"**/{nfc}.*")
+        left_out = await box.run("list_files", pattern=f"!{nfc}")
+        found = await box.run("grep", pattern="three", path=nfc, glob=f"{nfc}.md")
+        created = await box.run("write_file", path=f"{nfc}/{nfc}.txt", content="new\n")
+    assert planned.announcement.locations == (Location(path=str(root / nfd / f"{nfd}.md")),)
+    assert read.text == "one"
+    assert [each for each in (edited, patched, created) if each.is_error] == []
+    assert (root / nfd / f"{nfd}.md").read_text() == "three\n"
+    assert f"{nfd}/{nfd}.md" in matching.text
+    assert left_out.text.startswith("No files")
+    assert f"{nfd}/{nfd}.md:1: three" in found.text
+    assert os.listdir(root) == [nfd]
+    assert set(os.listdir(root / nfd)) == {f"{nfd}.md", f"{nfc}.txt"}
+
+
+async def test_a_call_that_was_planned_for_one_spelling_touches_no_other(open_box: OpenBox, root: Path) -> None:
+    nfc, nfd = "caf\u00e9", "cafe\u0301"
+    (root / nfd).write_text("one")
+    written = call("write_file", path=nfc, content="two")
+    async with open_box() as box:
+        planned = await box.toolbox.plan(written)
+        (root / nfc).write_text("mine")
+        outcome = await box.toolbox.run(written, "call_7_0", box.show, planned=planned)
+    assert outcome.is_error
+    assert ((root / nfd).read_text(), (root / nfc).read_text()) == ("one", "mine")
+
+
 async def test_a_file_of_five_megabytes_can_be_edited(open_box: OpenBox, root: Path) -> None:
     line = "x" * 99 + "\n"
     (root / "big.txt").write_text(line * 50_000 + "needle\n")

@@ -408,9 +408,7 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) ->
         "background (boolean, optional)."
     )
     assert faults == {
-        "no tool": 'No tool "read_fiel". Did you mean read_file? The tools are: '
-        + ", ".join(BUILT_IN)
-        + ", srv__echo.",
+        "no tool": 'No tool "read_fiel".',
         "bad arguments": f"shell: the arguments are []; expected a JSON object. {takes}",
         "fault of the stream": f"The arguments broke off. {takes}",
         "external": 'srv__echo: the arguments are "x"; expected a JSON object. srv__echo takes no arguments: {}.',

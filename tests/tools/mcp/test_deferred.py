@@ -164,7 +164,7 @@ async def test_tools_beyond_the_budget_are_found_by_search_and_called_by_name(op
     assert [outcome.text for outcome in called] == ['get_thing9 {"id": 4}', 'get_thing9 {"id": 5}']
     assert meant.name == "srv__get_thing9"
     assert own.fault == "call_tool: shell is not a tool of an MCP server; call it directly"
-    assert near.text.startswith('No tool "srv__get_thing999". Did you mean srv__get_thing')
+    assert near.text == 'No tool "srv__get_thing999".'
     assert faulty.is_error
     assert faulty.text.endswith(
         '\nsrv__get_thing9: Get one thing9.\n{"properties":{},"type":"object","required":["id"]}'
