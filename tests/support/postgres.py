@@ -34,7 +34,7 @@ full_page_writes = off
 io_method = sync
 shared_buffers = 16MB
 """
-"""Settings of a server whose files are in memory. They cost no data when a server is killed, only when the machine is."""
+"""Settings of a server whose files are in memory. A killed server loses nothing by them."""
 
 
 def server_url(*, on_disk: bool = False) -> str:
