@@ -215,7 +215,7 @@ def log_in(server: str, *, pastes: bool = False) -> tuple[int, str, str]:
         page = next((line.strip().decode() for line in process.stdout if line.startswith(b"  http")), "")
         if page and not pastes:
             assert visit(page) == 200
-        words = f"nonsense\n\n{last_address(page)}\n" if pastes else ""
+        words = f"nonsense\n\n{last_address(page)}\n" if page and pastes else ""
         rest, errors = process.communicate(words.encode(), timeout=120)
     return process.wait(), rest.decode(), errors.decode()
 

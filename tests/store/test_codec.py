@@ -79,7 +79,7 @@ def read_back(body: Body) -> Body:
 
 
 @pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
-@settings(max_examples=examples(20), database=None)
+@settings(max_examples=examples(10), database=None)
 @given(data=st.data())
 def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject) -> None:
     body = data.draw(record(cls))

@@ -8,7 +8,6 @@ import json
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -24,10 +23,10 @@ from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from tests.store.conftest import AnyStores
 from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, said
+from tests.support import fork_server
 from tests.support.amounts import some
 from tests.support.postgres import new_database
 
-PROJECT = Path(__file__).parents[2]
 ROUNDS = 6
 STEP = [NewEntry(body=said("step", calls=1)), NewEntry(body=TurnEnd(stop="end_turn"))]
 
@@ -266,8 +265,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 def child(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        cwd=PROJECT,
+        [*fork_server.command(code), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

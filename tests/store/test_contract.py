@@ -166,10 +166,16 @@ async def test_lists_filter_by_directory_and_archive_and_go_on_after_a_cursor(st
     assert (row_ids(first.rows), row_ids(second.rows), second.cursor) == (["s3", "s2"], ["s1", "s0"], None)
 
 
-@pytest.mark.parametrize("cursor", ["", "nonsense", "é", "MTI=", "LTU6czE=", "\ud800"])
-async def test_a_cursor_that_no_list_gave_is_refused(store: Store, cursor: str) -> None:
-    with pytest.raises(ArgumentError, match="cursor is"):
-        await store.sessions(cursor=cursor)
+async def test_a_cursor_that_no_list_gave_is_refused(store: Store) -> None:
+    refused: list[str] = []
+    for cursor in ("", "nonsense", "é", "MTI=", "LTU6czE=", "\ud800"):
+        try:
+            await store.sessions(cursor=cursor)
+        except ArgumentError as error:
+            refused.append(str(error).partition(" is ")[0])
+        else:
+            refused.append(f"{cursor!r} was accepted")
+    assert refused == ["cursor"] * 6
 
 
 # appending

@@ -46,12 +46,12 @@ class Databases:
         self._directory = directory
         self._made = 0
 
-    async def place(self, engine: Engine) -> str:
-        """A database that does not exist yet, or is empty."""
+    async def place(self, engine: Engine, *, is_empty: bool = False) -> str:
+        """A database that does not exist yet, or has no sessions; if it `is_empty`, no schema of crow either."""
         self._made += 1
         if engine == "sqlite":
             return str(self._directory / f"{self._made}.db")
-        return await self._stack.enter_async_context(new_database())
+        return await self._stack.enter_async_context(new_database(is_empty=is_empty))
 
     async def open(self, place: str, *, to_read: bool = False) -> Store:
         store = await open_store_at(loaded(), place, to_read=to_read)
@@ -270,7 +270,7 @@ async def test_a_copy_that_was_killed_anywhere_is_completed_by_the_next_one(
 async def test_an_empty_or_missing_source_is_named(databases: Databases) -> None:
     with pytest.raises(StoreUnavailable, match="There is no database at"):
         await databases.open("/nowhere/crow.db", to_read=True)
-    place = await databases.place("postgres")
+    place = await databases.place("postgres", is_empty=True)
     with pytest.raises(StoreUnavailable, match=r"PostgreSQL database crow_\w+ on .* has no sessions\."):
         await databases.open(place, to_read=True)
     reader = await databases.open(await databases.place("sqlite"))

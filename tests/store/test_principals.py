@@ -235,11 +235,13 @@ def test_every_method_of_a_store_has_a_rule_for_principals() -> None:
 
 async def test_a_stranger_gets_from_every_method_what_it_gets_for_an_unknown_id(scene: Scene) -> None:
     before = await stored(scene.store)
-    for name in METHODS:
-        told = await outcome(scene.bob, name, scene.secret)
-        assert SECRET not in told.replace(repr(SECRET), ""), name
-        assert told == await outcome(scene.bob, name, scene.unknown), name
-        assert await stored(scene.store) == before, name
+    names = list(METHODS)
+    for start in range(0, len(names), 10):
+        for name in (tried := names[start : start + 10]):
+            told = await outcome(scene.bob, name, scene.secret)
+            assert SECRET not in told.replace(repr(SECRET), ""), name
+            assert told == await outcome(scene.bob, name, scene.unknown), name
+        assert await stored(scene.store) == before, tried
 
 
 async def test_a_stranger_costs_the_same_statements_as_an_unknown_id(tmp_path: Path) -> None:

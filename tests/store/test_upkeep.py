@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -25,6 +24,7 @@ from crow.store.sqlite import database
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
+from tests.support.fork_server import command
 
 DAY_MS = 86_400_000
 
@@ -323,8 +323,7 @@ asyncio.run(main())
 
 
 def start_writer(path: Path) -> subprocess.Popen[bytes]:
-    root = Path(__file__).parents[2]
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, cwd=root)
+    return subprocess.Popen([*command(WRITER), str(path)], stdout=subprocess.PIPE)
 
 
 def names_in(path: Path, pattern: str) -> set[str]:

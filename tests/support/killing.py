@@ -47,6 +47,7 @@ from crow.store.sqlite.repair import damaged_entries
 from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.store.scenes import add, begin, compress_all, converse, new_session, result, said
+from tests.support import fork_server
 from tests.support.compaction import AnsweringModel
 from tests.support.paths import problems
 from tests.support.postgres import server_url
@@ -140,7 +141,8 @@ def killed(
     kills the scene at every statement, 2 at every second one, 0 leaves it out. On PostgreSQL there are two kills for
     each message to the server: before it is sent, and after."""
     steps = (create, log, turn, intake, compaction, compression, postgres_create, postgres_log)
-    command = [sys.executable, "-m", __name__, str(directory), *map(str, steps)]
+    code = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
+    command = [*fork_server.command(code), str(directory), *map(str, steps)]
     environment = {**os.environ, **({"CROW_TEST_DATABASE_URL": server_url()} if any(steps[6:]) else {})}
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root, env=environment)

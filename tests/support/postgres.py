@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 import warnings
 from collections.abc import AsyncIterator
@@ -20,16 +21,30 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import asyncpg
 
+from crow.store.postgres.migrations import migrate
 from tests.support import memory
 
 START_S = 240
 """How long a server may take to start."""
 
 
-@functools.cache
+_IN_MEMORY = """
+fsync = off
+full_page_writes = off
+io_method = sync
+shared_buffers = 16MB
+"""
+"""Settings of a server whose files are in memory. A killed server loses nothing by them."""
+
+
 def server_url(*, on_disk: bool = False) -> str:
     """Return the URL of `CROW_TEST_DATABASE_URL`, or else start a server that ends with this process."""
-    return os.environ.get("CROW_TEST_DATABASE_URL") or str(_start_server(on_disk=on_disk).get_uri())
+    return os.environ.get("CROW_TEST_DATABASE_URL") or _own_server(on_disk)
+
+
+@functools.cache
+def _own_server(on_disk: bool) -> str:
+    return str(_start_server(on_disk=on_disk).get_uri())
 
 
 def _start_server(*, on_disk: bool = False) -> Any:
@@ -44,6 +59,9 @@ def _start_server(*, on_disk: bool = False) -> Any:
     with server._lock:
         server.ensure_pgdata_inited()
         server.bin_path = _own_programs(server.pgdata, server.bin_path)
+    if not on_disk:
+        with (server.pgdata / "postgresql.conf").open("a") as file:
+            file.write(_IN_MEMORY)
     _start(server)
     return server
 
@@ -140,33 +158,68 @@ class OwnServer:
 
 
 @asynccontextmanager
-async def new_database(*, on_disk: bool = False) -> AsyncIterator[str]:
-    """Create an empty database, and drop it at the end. Its URL. Benchmarks want one `on_disk`."""
-    url = await create_database(on_disk=on_disk)
+async def new_database(*, on_disk: bool = False, is_empty: bool = False) -> AsyncIterator[str]:
+    """Do `create_database`, and drop the database at the end. Its URL. Benchmarks want one `on_disk`."""
+    url = await create_database(on_disk=on_disk, is_empty=is_empty)
     yield url
     await drop_database(url)
 
 
-async def create_database(*, on_disk: bool = False) -> str:
-    """Create an empty database. Its URL."""
-    name, server = f"crow_{uuid.uuid4().hex}", server_url(on_disk=on_disk)
-    await _administer(server, f"CREATE DATABASE {name}")
+async def create_database(*, on_disk: bool = False, is_empty: bool = False) -> str:
+    """Create a database with crow's schema and nothing in it, or without the schema if `is_empty`. Its URL."""
+    server = server_url(on_disk=on_disk)
+    return await _create(server, None if is_empty else await asyncio.to_thread(_template, server))
+
+
+async def _create(server: str, template: str | None) -> str:
+    """Create a database, as a copy of the database `template` if there is one. Its URL."""
+    name = f"crow_{uuid.uuid4().hex}"
+    async with _connected(server) as admin:
+        options = f"TEMPLATE {template}" if template else ""
+        if template and admin.get_server_version().major >= 15:  # older servers copy files in any case
+            options += " STRATEGY FILE_COPY"
+        await admin.execute(f"CREATE DATABASE {name} {options}")
     return urlsplit(server)._replace(path=f"/{name}").geturl()
 
 
 async def drop_database(url: str) -> None:
     """Drop a database that was created here, also if somebody is connected to it."""
     parts = urlsplit(url)
-    server = parts._replace(path="/postgres").geturl()
-    await _administer(server, f"DROP DATABASE {parts.path[1:]} WITH (FORCE)")
+    async with _connected(parts._replace(path="/postgres").geturl()) as admin:
+        await admin.execute(f"DROP DATABASE {parts.path[1:]} WITH (FORCE)")
 
 
-async def _administer(server: str, statement: str) -> None:
-    admin = await asyncpg.connect(server)
+_templates: dict[str, str] = {}
+_making_template = threading.Lock()
+
+
+def _template(server: str) -> str:
+    """Return the name of a database that new ones are copies of: a copy takes a fifth of the time of the migrations."""
+    with _making_template:
+        if server not in _templates:
+            url = asyncio.run(_migrated(server))
+            if os.environ.get("CROW_TEST_DATABASE_URL"):  # other servers end with this process
+                atexit.register(lambda: asyncio.run(drop_database(url)))
+            _templates[server] = urlsplit(url).path[1:]
+        return _templates[server]
+
+
+async def _migrated(server: str) -> str:
+    """Create a database with crow's schema. Its URL."""
+    url = await _create(server, None)
+    async with _connected(url) as connection:
+        await migrate(connection, "the template")
+        await connection.execute("VACUUM FULL" if 0 else "VACUUM (ANALYZE)")
+    return url
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
     try:
-        await admin.execute(statement)
+        yield connection
     finally:
-        await admin.close()
+        await connection.close()
 
 
 class Wire:
