@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import dropwhile, takewhile
+from itertools import dropwhile
 from typing import Any, TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
 
-from crow.agent import Client, PermissionAnswer, PermissionQuestion
+from crow.agent import Client
 from crow.agent.compaction.budget import CompactionPolicy, Gauge
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import SYSTEM
@@ -43,7 +43,7 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import ContextOverflow, CrowError, ModelError, NetworkError
-from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+from crow.domain.events import Event
 from crow.domain.messages import Answer, SystemMessage, ToolCall
 from crow.domain.text import shorten
 from crow.llm import Attempt, Delta, Model, ModelInfo, Request, TextDelta, ThoughtDelta
@@ -78,12 +78,14 @@ class LoggedTurns:
         self._steps: Mapping[CallRef, tuple[bool, Entry | None]] = {}
         """For each call of the newest answer: whether it was started, and its result."""
         self._compactor: Compactor | None = None
-        self.begin(())
+        self._stand_on(Tail(row=store.row, entries=()))
 
-    def begin(self, entries: Sequence[Entry]) -> None:
-        """Go on behind these entries, which are all that is in use of the path."""
-        tail = Tail(row=self._store.row, entries=tuple(entries))
-        self.branch = Branch(cast("BranchStore", self._store), _NobodyAsked(), tail)  # a turn calls no other method
+    async def begin(self) -> None:
+        """Go on with the entries of the log up to here."""
+        self._stand_on(await self._store.tail())
+
+    def _stand_on(self, tail: Tail) -> None:
+        self.branch = Branch(cast("BranchStore", self._store), _Nobody(), tail)  # a turn calls no other method
         self._model = _LoggedModel(self, self._store)
         self._briefing = _LoggedBriefing(self.branch, self._store)
 
@@ -93,17 +95,11 @@ class LoggedTurns:
         await self.branch.store_only(())
 
     async def prepare(self) -> None:
-        """Write the summary that the next turns may use, if the log says that it was written between two turns."""
-        checkpoint = self._store.next_checkpoint()
+        """If the turn that begins uses a summary that was written between two turns, write it."""
+        bodies = (entry.body for entry in self._store.upcoming() if isinstance(entry.body, Checkpoint))
+        checkpoint = next(bodies, None)
         if checkpoint is not None and checkpoint.reason == "early" and self._compactor is not None:
             self._compactor.prepared = await self._compactor.prepare()
-
-    @property
-    def lacks_summary(self) -> bool:
-        """Whether the turn that begins uses a summary that is not written yet."""
-        following = next((entry.body for entry in self._store.upcoming() if isinstance(entry.body, Checkpoint)), None)
-        is_prepared = self._compactor is not None and self._compactor.prepared is not None
-        return following is not None and following.reason == "early" and not is_prepared
 
     async def run(self) -> None:
         """Run the turn whose prompt was taken.
@@ -121,12 +117,12 @@ class LoggedTurns:
             compactor,
             cast("Toolbox", _LoggedToolbox(self)),  # a turn calls no other method
             briefing=self._briefing,
-            permissions=Permissions(branch, _NobodyAsked(), self._workspace),
+            permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call is one that asks
             hooks=BranchHooks(Hooks(), branch, self._workspace, _ignore),
             steps=2**31,
             budget=_LoggedBudget(store),
             standby=_LoggedStandby(store, self._model),
-            inbox=_LoggedInbox(self, store),
+            inbox=_LoggedInbox(branch, store),
         )
         end = TurnEnd(stop="cancelled")
         with anyio.CancelScope() as self._scope:
@@ -157,20 +153,6 @@ class LoggedTurns:
         shown = checkpoint.files_shown if checkpoint is not None else ()
         return next((file.text for file in shown if file.path == path), None)
 
-    async def deliver(self) -> None:
-        """Take over what came from outside before the next request."""
-        await self.branch.store_only(())
-        self._sync()
-
-    def _sync(self) -> None:
-        """Set the mode and, unless a compaction comes first, the calibration to those of the next request."""
-        store = self._store
-        store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
-        ahead, following = store.limits_ahead(), store.next_compared()
-        if ahead is not None and not (following and isinstance(following.body, Checkpoint | Mask)):
-            store.row = replace(store.row, calibration=ahead.calibration)
-        self.branch.row = store.row
-
     # The model of the log.
 
     async def answer_of(self, request: Request) -> LoggedStream:
@@ -179,29 +161,25 @@ class LoggedTurns:
         :raises Diverged: the log has no request here.
         :raises ModelError: the request failed.
         """
-        store, requests = self._store, list[Entry]()
+        store = self._store
         if count := store.overflowed():
             await self.take(count)
             context = self.branch.context()
             request = replace(request, messages=context.messages, tools=context.tools)
-        last = store.next_compared()
-        for entry in store.upcoming():
-            if is_request(entry):
-                requests.append(entry)
-            if entry is last:
-                break
-        body = last.body if last is not None else None
+        before, body = store.before_next(), store.next_made()
+        requests = list(filter(is_request, before))
         is_early_end = isinstance(body, TurnEnd) and body.stop not in ("error", "cancelled", "interrupted")
         is_compaction = isinstance(body, Checkpoint | Mask) and not requests and body.reason != "overflow"
         if is_early_end or is_compaction or isinstance(body, Reminder | ToolResult):
-            store.diverge(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
+            store.diverge(f"today a request comes where the log has {named(store.ahead[len(before)])}")
+        if isinstance(body, Assistant):
+            requests.append(store.ahead[len(before)])
         for entry in requests:
             store.sent = entry.id
             self._on_request(entry, request)
         match body:
             case Assistant():
-                assert last is not None
-                return self._stream(last, body)
+                return self._stream(requests[-1], body)
             case Checkpoint(reason="overflow") | Mask(reason="overflow"):
                 return LoggedStream(None, self._overflow())
             case Checkpoint() | Mask():
@@ -210,15 +188,6 @@ class LoggedTurns:
                 return LoggedStream(None, ModelError(detail))
             case _:
                 return LoggedStream(None, park=self._park)
-
-    def _fullness(self, body: object) -> str:
-        if self._compactor is None or not isinstance(body, Checkpoint | Mask):
-            return ""
-        used, threshold = self._compactor.gauge.used(), self._compactor.gauge.limits().threshold
-        return (
-            f"; the context has {used:,} tokens today and the threshold is {threshold:,}, in the log they were "
-            f"{body.tokens_before:,} and {body.threshold or 0:,}"
-        )
 
     def _overflow(self) -> ContextOverflow:
         """Return the error of a request that was too long. What crow learned from it is in the next record, changed by
@@ -252,8 +221,7 @@ class LoggedTurns:
         self._answer, self._steps = body, {ref: (ref in started, results.get(ref)) for ref in refs}
         if body.finish != "interrupted":
             return LoggedStream(entry)
-        following = self._store.next_compared(after=entry)
-        match following.body if following is not None else None:
+        match self._store.next_made(after=entry):
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(entry, ModelError(detail))
             case TurnEnd() | None:
@@ -292,11 +260,11 @@ class LoggedTurns:
             await self._park()
         assert result is not None
         cycles, seen = 0, store.taken
-        while (following := store.next_compared()) is not result:
+        while store.next_made() is not result.body:
             await anyio.lowlevel.checkpoint()
             cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
-            if cycles > _CYCLES or store.difference:
-                store.diverge(f"today {named(result)} comes before {named(following)}, in the log after it")
+            if cycles > _CYCLES or store.difference is not None:
+                store.diverge(f"today {named(result)} comes earlier than in the log")
         return result
 
 
@@ -367,7 +335,7 @@ class _LoggedModel:
             name=request.model if request is not None else "",
             endpoint=sent.endpoint if sent is not None else self._store.endpoint,
             context_window=limits.window if limits is not None else None,
-            is_window_configured=limits is not None and limits.is_configured,
+            is_window_configured=limits is not None and limits.configured,
             max_output_tokens=limits.output if limits is not None else None,
         )
 
@@ -463,9 +431,11 @@ class _LoggedBriefing(Briefing):
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
         """Return the reminder that is due if the facts are now those that the log names next."""
-        following = self._store.next_compared()
+        before, following = self._store.before_next(), self._store.next_made()
         self.look_back()
-        told = self._told | (facts_told([following]) if following and isinstance(following.body, Reminder) else {})
+        told = dict(self._told)
+        if isinstance(following, Reminder):
+            told |= facts_told([self._store.ahead[len(before)]])
         self.learn({name: told.get(name, "") for name in SECTIONS})
         return super().reminder()
 
@@ -488,7 +458,7 @@ class _LoggedWindow(ContextWindow):
     def cautious_tokens(self, info: ModelInfo) -> int:
         """See :class:`ContextWindow`."""
         limits = self._log.limits_now()
-        return limits.cautious if limits is not None else self.declared(info)
+        return (limits.cautious or limits.window) if limits is not None else self.declared(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:  # noqa: ARG002
         """Return False: the log has the window that was used."""
@@ -496,8 +466,7 @@ class _LoggedWindow(ContextWindow):
 
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:  # noqa: ARG002
         """Return the window that the next compaction of the log assumed."""
-        following = self._log.next_compared()
-        body = following.body if following is not None else None
+        body = self._log.next_made()
         window = body.window if isinstance(body, Checkpoint | Mask) else None
         return window or min(self.declared(info), used * 9 // 10)
 
@@ -530,8 +499,7 @@ class _LoggedStandby(Standby):
 
     async def next(self, error: ModelError) -> Model | None:  # noqa: ARG002
         """See :class:`Standby`."""
-        following = self._store.next_compared()
-        return self._model if following is not None and isinstance(following.body, Checkpoint | Mask) else None
+        return self._model if isinstance(self._store.next_made(), Checkpoint | Mask) else None
 
     async def answered(self) -> None:
         """See :class:`Standby`."""
@@ -540,52 +508,34 @@ class _LoggedStandby(Standby):
 class _LoggedInbox:
     """What came from outside while the turn ran: prompts of the user, texts of hooks, work in the background."""
 
-    def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
-        self._turns = turns
+    def __init__(self, branch: Branch, store: LoggedStore) -> None:
+        self._branch = branch
         self._store = store
 
     @property
     def has_news(self) -> bool:
         """Whether the log has a text for the model next, and the turn goes on after it."""
-        following = self._store.next_compared()
-        end = following.body if following is not None else None
+        end = self._store.next_made()
         if end is None or (isinstance(end, TurnEnd) and end.stop != "max_turn_requests"):
             return False
-        before = takewhile(lambda entry: entry is not following, self._store.upcoming())
-        return any(isinstance(entry.body, User | Custom | Skill) for entry in before)
+        return any(isinstance(entry.body, User | Custom | Skill) for entry in self._store.before_next())
 
     async def deliver(self) -> None:
-        """Take it over."""
-        await self._turns.deliver()
+        """Take it over. Set the mode and, unless a compaction comes first, the calibration to those of the next
+        request."""
+        branch, store = self._branch, self._store
+        await branch.store_only(())
+        store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
+        ahead = store.limits_ahead()
+        if ahead is not None and not isinstance(store.next_made(), Checkpoint | Mask):
+            store.row = replace(store.row, calibration=ahead.calibration)
+        branch.row = store.row
 
 
-class _NobodyAsked:
-    """A client that shows nothing and asks nobody; see :class:`crow.agent.Client`. The calls that ask are not planned
-    again, so nothing is asked."""
-
-    takes_notices = True
-    shows_subagents = False
-    question_kinds: frozenset[ElicitationKind] = frozenset()
+class _Nobody:
+    """Gets what clients are told."""
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`."""
-
-    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:  # noqa: ARG002
-        """See :class:`crow.agent.Client`."""
-        return "cannot_ask"
-
-    async def elicit(self, question: Elicitation) -> ElicitationAnswer:  # noqa: ARG002
-        """See :class:`crow.agent.Client`."""
-        return ElicitationAnswer(action="cancel")
-
-    async def finish_question(self, question_id: str) -> None:
-        """See :class:`crow.agent.Client`."""
-
-    def open_subagent(self, session_id: str) -> Client:  # noqa: ARG002
-        """See :class:`crow.agent.Client`."""
-        return self
-
-    def close_subagent(self, session_id: str) -> None:
         """See :class:`crow.agent.Client`."""
 
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from crow.domain.conversation import Context
-from crow.domain.entries import Entry, ModelRequest, User
+from crow.domain.entries import Entry, User
 from crow.llm import Request
-from crow.replay.log import Diverged, LoggedStore, is_request, sent_by
+from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.replay.loop import LoggedTurns
 from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, paths
 from crow.store import Store
@@ -58,7 +58,7 @@ class _PathReplay:
                 await self._run()
             except Diverged as words:
                 self._reason = str(words)
-                self._turns.begin(self._turns.branch.entries)
+                await self._turns.begin()
             while entry := next(self._store.upcoming(), None):
                 await self._take(entry)
                 self._newest = entry
@@ -74,38 +74,41 @@ class _PathReplay:
         is_unknown = any(is_request(entry) and entry.id not in self._known and sent_by(entry) for entry in entries)
         prompts = [number for number, entry in enumerate(entries) if isinstance(entry.body, User)]
         if prompts and is_unknown:
-            if self._turns.lacks_summary:
-                await self._turns.prepare()
+            await self._turns.prepare()
             for entry in entries[: prompts[0] + 1]:
                 await self._take(entry)
             await self._turns.run()
 
     async def _take(self, entry: Entry) -> None:
         """Take an entry of the log over as it is. A request is built again from the entries before it."""
-        body = entry.body
         if is_request(entry):
             self._compare(entry, self._turns.branch.context())
-        elif isinstance(body, ModelRequest) and body.purpose == "summary":
-            await self._turns.prepare()
         await self._turns.take(1)
 
     def _sent(self, entry: Entry, request: Request) -> None:
-        """Compare a request that a turn sends."""
+        """Compare a request that a turn sends. If it differs because of what was decided again, the rest of the turn is
+        built from the log."""
         context = self._turns.branch.context()
-        self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
+        is_same = self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
+        if not is_same and self._store.changed:
+            self._store.diverge("")
 
-    def _compare(self, entry: Entry, context: Context) -> None:
+    def _compare(self, entry: Entry, context: Context) -> bool:
+        """Compare a request, unless that was done on another path. Return whether it may be what was sent."""
         if entry.id in self._known:
-            return
+            return True
         self._known.add(entry.id)
         logged = LoggedRequest(
             entry=entry, sent=sent_by(entry), context=context, projection=self._turns.branch.projection
         )
         found = self._rebuilder.replay(logged, is_case=self._is_case)
+        if found.outcome == "different" and (changed := self._store.changed):
+            found = replace(found, words=f"{named(changed)} is made differently today: {found.words}")
         if self._reason:
             found = replace(found, outcome="different", words=self._reason)
         self._reason = ""
         self._found.append(found)
+        return found.outcome != "different"
 
     def _add(self, entry: Entry, words: str) -> None:
         self._reason = ""
