@@ -6,7 +6,6 @@ those of the requests that were sent. Only a request that was built again withou
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import deque
@@ -24,19 +23,8 @@ from crow.llm.sent import read_dialect, sent_request
 from crow.replay.requests import LoggedRequest, Rebuilder, logged_requests, request_of
 from crow.store import Store
 from crow.store.admin import Admin, ImportDefaults
-from crow.store.codec import encode
-from crow.store.portable import (
-    FORMAT,
-    BlobRecord,
-    End,
-    EntryRecord,
-    ExportFile,
-    Header,
-    Record,
-    SessionRecord,
-    blob_record,
-    line_of,
-)
+from crow.store.portable import FORMAT, BlobRecord, EntryRecord, ExportFile, Header, Record, SessionRecord
+from crow.store.transfer import Lines
 
 _MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
 """Larger files are not replayed."""
@@ -107,8 +95,6 @@ def _masked(path: Path, redact: Callable[[str], str]) -> Iterable[tuple[Record, 
                 cwd = redact(record.cwd)
                 title = None if record.title is None else redact(record.title)
                 yield replace(record, cwd=f"/{cwd}" if cwd.startswith("~") else cwd, title=title), None
-            case BlobRecord():
-                pass  # each entry brings its blobs
             case EntryRecord():
                 assert body is not None, "an entry has a body"
                 yield record, _masked_value(body, redact)
@@ -188,28 +174,16 @@ def _records(path: Path) -> Iterable[tuple[Record, Body | None]]:
 
 def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
     """Return the lines of an export file with these records. The blobs of the entries are added."""
-    header = line_of(Header(format=FORMAT))
-    whole, count, written = hashlib.sha256(header), 1, set[str]()
-    yield header
+    lines, written = Lines(), set[str]()
+    yield lines.records(Header(format=FORMAT))
     for record, body in records:
-        text: str | None = None
-        lines: list[bytes] = []
-        if isinstance(record, BlobRecord):
-            continue
         if isinstance(record, EntryRecord) and body is not None:
-            encoded = encode(body, shares_texts=False)
-            text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
-            known = {*written, encoded.spilled}
-            new = {name: data for name, data in encoded.blobs.items() if name not in known}
-            lines += [line_of(blob_record(name, data)) for name, data in new.items()]
-            written |= new.keys()
-        elif not isinstance(record, SessionRecord):
-            written.clear()  # blobs are named once in each conversation
-        for line in (*lines, line_of(record, body=text)):
-            whole.update(line)
-            count += 1
-            yield line
-    yield line_of(End(lines=count, sha256=whole.hexdigest()))
+            yield from lines.entry(record, body, written)
+        elif not isinstance(record, BlobRecord):
+            if not isinstance(record, SessionRecord):
+                written.clear()  # blobs are named once in each conversation
+            yield lines.records(record)
+    yield lines.end()
 
 
 def _write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:

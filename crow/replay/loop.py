@@ -51,8 +51,7 @@ from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.store import BranchStore, Tail
 from crow.tools import OnOutput, Outcome, PlannedCall, Toolbox, Workspace
 
-_EDITORS = frozenset({"apply_patch", "edit_file"})
-_EDITS = _EDITORS | {"write_file"}
+_EDITS = frozenset({"apply_patch", "edit_file", "write_file"})
 _SHELLS = frozenset({"shell", "shell_output"})
 """Tools that shorten their own results."""
 _CYCLES = 2_000
@@ -244,15 +243,6 @@ class LoggedTurns:
         was_started, result = next(state for ref, state in self._steps.items() if ref.index == index)
         return shown[index] if index < len(shown) else None, was_started, result
 
-    def is_edit(self, tool: str) -> bool:
-        """Return whether a tool edits files, and is on offer. Of the two editors only one is listed, but both work."""
-        offered = (
-            {spec.name for spec in self.branch.projection.prompt.tools}
-            if self.branch.projection.prompt is not None
-            else set()
-        )
-        return tool in _EDITS and bool(offered & (_EDITORS if tool in _EDITORS else {tool}))
-
     async def result_of(self, ref: CallRef) -> Entry:
         """Wait until the results that came earlier were stored. Then return that of this call."""
         store, result = self._store, self._steps.get(ref, (False, None))[1]
@@ -384,7 +374,7 @@ class _LoggedToolbox:
         return PlannedCall(
             announcement=announcement or Announcement(title=call.name),
             access="none",
-            is_barrier=self._turns.is_edit(call.name),
+            is_barrier=call.name in _EDITS,
             fault=body.text if isinstance(body, ToolResult) and not was_started else None,
         )
 

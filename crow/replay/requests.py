@@ -6,6 +6,7 @@ digest of the bytes of each request. So a request that is the same today can be 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,21 +50,23 @@ Outcome: TypeAlias = Literal["identical", "different", "unproven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedRequest:
-    """A request that was built again."""
+class Replayed:
+    """A request that was built again, or an edit that was made again."""
 
     session: str
     entry: int
-    """The id of the entry that holds the answer."""
+    """The id of the entry that holds the answer or the result."""
     turn: int
     outcome: Outcome
-    """`unproven`: the log does not tell how the request was sent."""
+    """`unproven`: the log does not tell how the request was sent, or the edit cannot be made again."""
+    tool: str = ""
+    """The tool that edits. Empty for a request."""
     size: int = 0
     """The bytes of the request as built today."""
     version: str = ""
     """The version of crow that sent the request."""
     words: str = ""
-    """Why the request is not identical. Empty if it is."""
+    """Why it is not identical. Empty if it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +137,12 @@ class Rebuilder:
         self._extras = extras or {}
         self._encoders: dict[tuple[str, str], AnyEncoder] = {}
 
-    def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> ReplayedRequest:
+    def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> Replayed:
         """Build a request again and compare it. With `is_case`, the log is that of a case file, whose entries have
         other ids than those that were sent."""
         entry, sent = logged.entry, logged.sent
         outcome, words, body = self._compared(logged, is_case=is_case)
-        return ReplayedRequest(
+        return Replayed(
             session=entry.session,
             entry=entry.id,
             turn=entry.turn,
@@ -233,14 +236,10 @@ def _located(
             before = encoder.messages(messages[:count], endpoint=sent.endpoint, dialect=dialect)
         return first_piece + sum(len(piece) + 1 for piece in before)
 
-    def index_at(position: int, slack: int = 0) -> int:
-        low, high = 0, len(messages) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if start(middle) <= position + slack else (low, middle - 1)
-        return low
+    def index_at(position: int) -> int:
+        return max(0, bisect_right(range(len(messages)), position, key=start) - 1)
 
-    first = index_at(start_at, _FRAME_BYTES)
+    first = index_at(start_at + _FRAME_BYTES)
     last = first if is_one else max(first, index_at(end_at - 1))
     rule = _rule(logged, first)
     if first == last:

@@ -14,14 +14,14 @@ from crow.domain.entries import Entry, User
 from crow.llm import Request
 from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.replay.loop import LoggedTurns
-from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, paths
+from crow.replay.requests import LoggedRequest, Rebuilder, Replayed, paths
 from crow.store import Store
 from crow.tools import Workspace
 
 
 async def replayed_requests(
     store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_case: bool = False
-) -> AsyncIterator[ReplayedRequest]:
+) -> AsyncIterator[Replayed]:
     """Yield the requests of a session and of all its branches, and the turns that would end otherwise. The current
     branch comes first. `workspace` is an empty directory."""
     known: set[int] = set()
@@ -45,12 +45,12 @@ class _PathReplay:
     ) -> None:
         self._store, self._rebuilder, self._known, self._is_case = store, rebuilder, known, is_case
         self._turns = LoggedTurns(store, workspace, self._sent)
-        self._found: list[ReplayedRequest] = []
+        self._found: list[Replayed] = []
         self._reason = ""
         """Why the turn does not do what the log says. Told with the next request."""
         self._newest: Entry | None = None
 
-    async def requests(self) -> AsyncIterator[ReplayedRequest]:
+    async def requests(self) -> AsyncIterator[Replayed]:
         """Yield the requests of the path."""
         while await self._store.fill():
             self._store.begin_turn()
@@ -114,7 +114,5 @@ class _PathReplay:
         self._reason = ""
         if entry.id not in self._known:
             self._known.add(entry.id)
-            found = ReplayedRequest(
-                session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words
-            )
+            found = Replayed(session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words)
             self._found.append(found)

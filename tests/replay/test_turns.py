@@ -21,7 +21,7 @@ from crow.domain.entries import Assistant, Checkpoint, Mask, Prompt, TurnEnd
 from crow.domain.errors import ContextOverflow, ModelError, NetworkError
 from crow.domain.messages import SentRequest, ToolCall, Usage
 from crow.llm import Request
-from crow.replay.requests import ReplayedRequest
+from crow.replay.requests import Replayed
 from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.replay.harness import INFO, RecordingModel, replayed
@@ -55,13 +55,13 @@ TOOLS = {
 }
 
 
-def identical(found: Sequence[ReplayedRequest]) -> int:
+def identical(found: Sequence[Replayed]) -> int:
     """How many requests there are, all of which are identical."""
     assert [(each.outcome, each.words) for each in found] == [("identical", "")] * len(found)
     return len(found)
 
 
-def differences(found: Sequence[ReplayedRequest]) -> list[str]:
+def differences(found: Sequence[Replayed]) -> list[str]:
     """The words of the differences."""
     return [each.words for each in found if each.outcome == "different"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sqlite3
@@ -70,6 +71,7 @@ class Commands:
     async def __call__(self, *arguments: str) -> tuple[int, str]:
         """Return the exit code and what was printed."""
         code = await anyio.to_thread.run_sync(main, list(arguments))
+        gc.unfreeze()  # each command would otherwise keep the garbage of those before it
         said = self._capsys.readouterr()
         return code, said.out + said.err
 
@@ -94,7 +96,7 @@ class Commands:
     async def replay_all(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the requests of a session or a file, built again, and the edits, made again."""
         found = [json.loads(line) for line in (await self("replay", name, "--json"))[1].splitlines()]
-        return [each for each in found if "tool" not in each], [each for each in found if "tool" in each]
+        return [each for each in found if not each["tool"]], [each for each in found if each["tool"]]
 
 
 @pytest.fixture
