@@ -406,27 +406,19 @@ def _outcome(
     stops = any(word.startswith("-") and "e" in word for words in sets for word in words[1:2])
     if end < len(segments) and not (stops and exit_code == 0):
         return "unknown"
+    begin = max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
     pipeline_end = next((at for at in range(index + 1, end) if segments[at].before not in ("|", "|&")), end)
-    is_piped = pipeline_end > index + 1
-    if is_piped:
-        has_pipefail = any("pipefail" in words for words in sets)
+    if pipeline_end > index + 1:
         last = next(iter(pipes or ()), ())
-        begin = max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
         if pipeline_end == len(segments) and len(last) == pipeline_end - begin:
-            code = last[index - begin]
-            return "passed" if code == 0 else "failed"
+            return "passed" if last[index - begin] == 0 else "failed"
         was_hidden = pipes is None or any(any(each[:-1]) for each in pipes)
-        if not has_pipefail and was_hidden:
-            return "unknown" if exit_code == 0 else "failed"
-    later = [segment.before for segment in segments[index + 1 : end]]
+        if was_hidden and not any("pipefail" in words for words in sets):
+            return _unclear(exit_code)
+    is_optional = any(each.before == "||" for each in (segments[begin], *segments[index + 1 : end]))
     if exit_code == 0:
-        is_optional = "||" in later or segments[_pipeline_start(segments, index)].before == "||"
         return "unknown" if is_optional else "passed"
     return "failed"
-
-
-def _pipeline_start(segments: Sequence[_Segment], index: int) -> int:
-    return max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
 
 
 def _unclear(exit_code: int | None) -> Outcome:
