@@ -20,6 +20,7 @@ from crow.agent.compaction.budget import CompactionPolicy
 from crow.domain.entries import (
     Assistant,
     Body,
+    CallRef,
     Checkpoint,
     Entry,
     Mask,
@@ -28,6 +29,7 @@ from crow.domain.entries import (
     Note,
     Prompt,
     Reminder,
+    Started,
     ToolResult,
     TurnEnd,
 )
@@ -170,6 +172,15 @@ class LoggedStore:
         if after is not None:
             ahead = islice(dropwhile(lambda entry: entry is not after, ahead), 1, None)
         return next((entry.body for entry in ahead if self._is_made(entry.body)), None)
+
+    def fate_of(self, call: CallRef) -> tuple[bool, tuple[Entry, ToolResult] | None]:
+        """Return whether a call was started, and the entry with its result."""
+        was_started = False
+        for entry in self.upcoming():
+            if isinstance(entry.body, ToolResult) and entry.body.call == call:
+                return was_started, (entry, entry.body)
+            was_started = was_started or (isinstance(entry.body, Started) and entry.body.call == call)
+        return was_started, None
 
     def limits_ahead(self, *, after: int = 0) -> LoggedLimits | None:
         """Return what was recorded with the next request of the turn, or with the next one after the entry `after`."""

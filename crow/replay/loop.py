@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import dropwhile
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
@@ -37,7 +36,6 @@ from crow.domain.entries import (
     Remark,
     Reminder,
     Skill,
-    Started,
     ToolResult,
     TurnEnd,
     User,
@@ -73,9 +71,8 @@ class LoggedTurns:
         self._on_request = on_request
         self._scope = anyio.CancelScope()
         self._window = _LoggedWindow(store)
-        self._answer = Assistant(text="", message_id="")
-        self._steps: Mapping[CallRef, tuple[bool, Entry | None]] = {}
-        """For each call of the newest answer: whether it was started, and its result."""
+        self.answer = (0, Assistant(text="", message_id=""))
+        """The id of the entry with the newest answer, and the answer."""
         self._compactor: Compactor | None = None
         self._stand_on(Tail(row=store.row, entries=()))
 
@@ -114,7 +111,7 @@ class LoggedTurns:
         turn = Turn(
             branch,
             compactor,
-            cast("Toolbox", _LoggedToolbox(self)),  # a turn calls no other method
+            cast("Toolbox", _LoggedToolbox(self, store)),  # a turn calls no other method
             briefing=self._briefing,
             permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call is one that asks
             hooks=BranchHooks(Hooks(), branch, self._workspace, _ignore),
@@ -186,7 +183,7 @@ class LoggedTurns:
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(None, ModelError(detail))
             case _:
-                return LoggedStream(None, park=self._park)
+                return LoggedStream(None, park=self.park)
 
     def _overflow(self) -> ContextOverflow:
         """Return the error of a request that was too long. What crow learned from it is in the next record, changed by
@@ -204,58 +201,24 @@ class LoggedTurns:
         self.branch.row = self._store.row = replace(self._store.row, calibration=calibration)
 
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
-        """Return an answer as it arrived. Remember what became of its calls."""
-        results, started = dict[CallRef, Entry](), set[CallRef]()
-        for later in dropwhile(lambda each: each is not entry, self._store.upcoming()):
-            match later.body:
-                case ToolResult(call=ref):
-                    results.setdefault(ref, later)
-                case Started(call=ref):
-                    started.add(ref)
-                case Assistant() if later is not entry:
-                    break
-                case _:
-                    pass
-        refs = [CallRef(assistant=entry.id, index=index) for index in range(len(body.calls))]
-        self._answer, self._steps = body, {ref: (ref in started, results.get(ref)) for ref in refs}
+        """Return an answer as it arrived."""
+        self.answer = (entry.id, body)
         if body.finish != "interrupted":
             return LoggedStream(entry)
         match self._store.next_made(after=entry):
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(entry, ModelError(detail))
             case TurnEnd() | None:
-                return LoggedStream(entry, park=self._park)
+                return LoggedStream(entry, park=self.park)
             case _:
                 return LoggedStream(entry, NetworkError("The stream broke."))
 
-    async def _park(self) -> None:
+    async def park(self) -> NoReturn:
         """Cancel the turn, because the log says that it was cancelled or killed here."""
         self._store.has_parked = True
         self._scope.cancel()
         await anyio.sleep_forever()
-
-    # The tools of the log.
-
-    def logged_call(self, call: ToolCall) -> tuple[Announcement | None, bool, Entry | None]:
-        """Return the announcement of a call of the newest answer, whether it was started, and its result."""
-        index = next(index for index, each in enumerate(self._answer.calls) if each is call)
-        shown = self._answer.announcements
-        was_started, result = next(state for ref, state in self._steps.items() if ref.index == index)
-        return shown[index] if index < len(shown) else None, was_started, result
-
-    async def result_of(self, ref: CallRef) -> Entry:
-        """Wait until the results that came earlier were stored. Then return that of this call."""
-        store, result = self._store, self._steps.get(ref, (False, None))[1]
-        if result is None:
-            await self._park()
-        assert result is not None
-        cycles, seen = 0, store.taken
-        while store.next_made() is not result.body:
-            await anyio.lowlevel.checkpoint()
-            cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
-            if cycles > _CYCLES or store.difference is not None:
-                store.diverge(f"today {named(result)} comes earlier than in the log")
-        return result
+        raise AssertionError("the turn was cancelled")
 
 
 class LoggedStream:
@@ -357,8 +320,9 @@ class _LoggedModel:
 class _LoggedToolbox:
     """The tools: each call gets its result in the log."""
 
-    def __init__(self, turns: LoggedTurns) -> None:
+    def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
         self._turns = turns
+        self._store = store
 
     def prepare(self) -> None:
         """See :class:`crow.tools.Toolbox`."""
@@ -369,13 +333,14 @@ class _LoggedToolbox:
 
     async def plan(self, call: ToolCall) -> PlannedCall:
         """See :class:`crow.tools.Toolbox`. A call that was refused has its answer in the log."""
-        announcement, was_started, result = self._turns.logged_call(call)
-        body = result.body if result is not None else None
+        entry_id, answer = self._turns.answer
+        index = next(index for index, each in enumerate(answer.calls) if each is call)
+        was_started, result = self._store.fate_of(CallRef(assistant=entry_id, index=index))
         return PlannedCall(
-            announcement=announcement or Announcement(title=call.name),
+            announcement=next(iter(answer.announcements[index:]), Announcement(title=call.name)),
             access="none",
             is_barrier=call.name in _EDITS,
-            fault=body.text if isinstance(body, ToolResult) and not was_started else None,
+            fault=result[1].text if result is not None and not was_started else None,
         )
 
     async def run(
@@ -387,11 +352,15 @@ class _LoggedToolbox:
         planned: PlannedCall | None = None,  # noqa: ARG002
     ) -> Outcome:
         """See :class:`crow.tools.Toolbox`. The results come in the order of the log."""
-        ref = CallRef.parse(call_id)
+        ref, store = CallRef.parse(call_id), self._store
         assert ref is not None
-        entry = await self._turns.result_of(ref)
-        body = entry.body
-        assert isinstance(body, ToolResult)
+        entry, body = store.fate_of(ref)[1] or await self._turns.park()
+        cycles, seen = 0, store.taken
+        while store.next_made() is not body:
+            await anyio.lowlevel.checkpoint()
+            cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
+            if cycles > _CYCLES or store.difference is not None:
+                store.diverge(f"today {named(entry)} comes earlier than in the log")
         return Outcome(
             text=body.text,
             is_error=body.is_error,
