@@ -32,6 +32,8 @@ _MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel, in place of each image: a picture cannot be masked."""
 
+_PROBE = "x" * 8
+
 _IDS = frozenset({"limits", "message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
 """Fields that are never masked."""
 
@@ -113,23 +115,23 @@ def _masked_value(value: Any, redact: Callable[[str], str]) -> Any:
             return replace(value, name=redact(value.name), uri=value.uri and redact(value.uri), data="")
         case File(before=bytes() as before):
             value = replace(value, before=redact(before.decode(errors="replace")).encode())
-        case ToolCall():
-            value = replace(value, arguments=_masked_json(value.arguments, redact))
         case tuple() | list():
             return type(value)(_masked_value(each, redact) for each in value)
         case Mapping():
-            return {redact(str(name)): _masked_value(each, redact) for name, each in value.items()}
+            return {redact(str(name)): _masked_member(str(name), each, redact) for name, each in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        named = ((each.name, getattr(value, each.name)) for each in fields(value) if each.name not in _IDS)
-        return replace(
-            value, **{name: _masked_value(each, redact) for name, each in named if not _is_json(value, name)}
-        )
+        named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _IDS}
+        masked = {name: _masked_value(each, redact) for name, each in named.items()}
+        if isinstance(value, ToolCall):  # its arguments are JSON, and must stay that
+            masked["arguments"] = _masked_json(value.arguments, redact)
+        return replace(value, **masked)
     return value
 
 
-def _is_json(value: object, name: str) -> bool:
-    """Return whether this field is JSON text, which is masked on its own."""
-    return isinstance(value, ToolCall) and name == "arguments"
+def _masked_member(name: str, value: Any, redact: Callable[[str], str]) -> Any:
+    """Mask a member of a JSON object, whose name may say that its text is secret."""
+    is_secret = isinstance(value, str) and _PROBE not in redact(f"{name}={_PROBE}")
+    return "[hidden]" if is_secret else _masked_value(value, redact)
 
 
 def _masked_json(text: str, redact: Callable[[str], str]) -> str:

@@ -221,7 +221,9 @@ async def test_a_case_is_redacted_and_says_what_differed(
             await agent.initialize()
             session = await agent.new_session(place)
             model.sessions[str(place)] = session
-            model.steps[session] = deque([call(("read_file", {"path": "notes.txt"})), say(f"It is {SECRET}.")])
+            model.steps[session] = deque(
+                [call(("read_file", {"path": "notes.txt", "password": "hunter2hunter2"})), say(f"It is {SECRET}.")]
+            )
             await agent.prompt(session, f"Use {SECRET} in /home/anna/nest, write to anna@example.org")
     path = tmp_path / "case.jsonl"
     code, said = await run("sessions", "export", session, "--format", "case", "-o", str(path))
