@@ -75,10 +75,14 @@ class LoggedRequest:
 
     entry: Entry
     """The answer, or the usage of a request without an answer."""
-    sent: SentRequest | None
     context: Context
     projection: Projection
     """Has the entries in use, until the next request is read."""
+
+    @property
+    def sent(self) -> SentRequest | None:
+        """How it was sent, if the log tells."""
+        return sent_by(self.entry)
 
 
 async def logged_requests(store: Store, session_id: str) -> AsyncIterator[LoggedRequest]:
@@ -94,27 +98,17 @@ async def paths(store: Store, session_id: str) -> AsyncIterator[Callable[[], Asy
     """Yield functions that read the paths of a session: first that of the current branch, then the others."""
     yield partial(_path, store, session_id)
     async for left in left_branches(store, session_id):
-        yield partial(_path, store, session_id, until=left[0].parent, then=left)
+        yield partial(_path, store, session_id, left)
 
 
-async def _path(
-    store: Store, session_id: str, *, until: int | None = -1, then: Sequence[Entry] = ()
-) -> AsyncIterator[Entry]:
-    """Yield the entries of the session's path up to the entry `until`, then the entries `then`. If `until` is -1, yield
-    the whole path. If it is None, yield only `then`."""
-    if until is not None:
-        async for entry in _history(store, session_id):
-            yield entry
-            if entry.id == until:
-                break
-    for entry in then:
-        yield entry
-
-
-async def _history(store: Store, session_id: str) -> AsyncIterator[Entry]:
+async def _path(store: Store, session_id: str, left: Sequence[Entry] = ()) -> AsyncIterator[Entry]:
+    """Yield the entries of the session's path. With `left`, yield those before this branch, and then the branch."""
     async for batch in store.history(session_id):
         for entry in batch:
-            yield entry
+            if not left or entry.id <= (left[0].parent or 0):
+                yield entry
+    for entry in left:
+        yield entry
 
 
 async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]) -> AsyncIterator[LoggedRequest]:
@@ -123,7 +117,7 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
     async for entry in path():
         if is_request(entry) and entry.id not in known:
             known.add(entry.id)
-            yield LoggedRequest(entry=entry, sent=sent_by(entry), context=projection.context(), projection=projection)
+            yield LoggedRequest(entry=entry, context=projection.context(), projection=projection)
         if isinstance(entry.body, Restore):  # what a checkpoint had covered is in use again
             projection = Projection([each async for each in path() if each.id <= entry.id])
         else:

@@ -98,9 +98,7 @@ class _PathReplay:
         if entry.id in self._known:
             return True
         self._known.add(entry.id)
-        logged = LoggedRequest(
-            entry=entry, sent=sent_by(entry), context=context, projection=self._turns.branch.projection
-        )
+        logged = LoggedRequest(entry=entry, context=context, projection=self._turns.branch.projection)
         found = self._rebuilder.replay(logged, is_case=self._is_case)
         if found.outcome == "different" and (changed := self._store.changed):
             found = replace(found, words=f"{named(changed)} is made differently today: {found.words}")
