@@ -245,7 +245,7 @@ class LoggedStore:
                         logged = found
                         break
                 self._check_kind(new.body, logged)
-                if logged is not None and self.decides:
+                if logged is not None and (self.decides or isinstance(new.body, Reminder)):
                     made[logged.id] = _as_decided(new.body, logged.body)
         if changes is not None and "calibration" in changes:
             self.row = replace(self.row, calibration=changes["calibration"])

@@ -91,11 +91,17 @@ class LoggedTurns:
         await self.branch.store_only(())
 
     async def prepare(self) -> None:
-        """If the turn that begins uses a summary that was written between two turns, write it."""
-        bodies = (entry.body for entry in self._store.upcoming() if isinstance(entry.body, Checkpoint))
-        checkpoint = next(bodies, None)
+        """Write the summary that the next turns may use, if the log says that it was written between two turns."""
+        checkpoint = self._store.next_checkpoint()
         if checkpoint is not None and checkpoint.reason == "early" and self._compactor is not None:
             self._compactor.prepared = await self._compactor.prepare()
+
+    @property
+    def lacks_summary(self) -> bool:
+        """Whether the turn that begins uses a summary that is not written yet."""
+        following = next((entry.body for entry in self._store.upcoming() if isinstance(entry.body, Checkpoint)), None)
+        is_prepared = self._compactor is not None and self._compactor.prepared is not None
+        return following is not None and following.reason == "early" and not is_prepared
 
     async def run(self) -> None:
         """Run the turn whose prompt was taken.

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from crow.domain.conversation import Context
-from crow.domain.entries import Entry, User
+from crow.domain.entries import Entry, ModelRequest, User
 from crow.llm import Request
 from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.replay.loop import LoggedTurns
@@ -74,15 +74,19 @@ class _PathReplay:
         is_unknown = any(is_request(entry) and entry.id not in self._known and sent_by(entry) for entry in entries)
         prompts = [number for number, entry in enumerate(entries) if isinstance(entry.body, User)]
         if prompts and is_unknown:
-            await self._turns.prepare()
+            if self._turns.lacks_summary:
+                await self._turns.prepare()
             for entry in entries[: prompts[0] + 1]:
                 await self._take(entry)
             await self._turns.run()
 
     async def _take(self, entry: Entry) -> None:
         """Take an entry of the log over as it is. A request is built again from the entries before it."""
+        body = entry.body
         if is_request(entry):
             self._compare(entry, self._turns.branch.context())
+        elif isinstance(body, ModelRequest) and body.purpose == "summary":
+            await self._turns.prepare()
         await self._turns.take(1)
 
     def _sent(self, entry: Entry, request: Request) -> None:
