@@ -87,7 +87,7 @@ def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
 def _digest(root: str, path: str, cwd: str) -> str:
     """Return the digest of what was written, as in `File.after_hash`."""
     written = Path(root, path)
-    if not written.exists():
+    if not written.is_file():
         return ""
     return hashlib.sha256(written.read_bytes().replace(os.fsencode(root), os.fsencode(cwd))).hexdigest()
 
