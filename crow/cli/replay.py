@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from pydantic import ValidationError
 
 from crow.adapters import (
     endpoint_of,
@@ -33,8 +33,8 @@ from crow.domain.text import plural, safe
 from crow.llm import Model
 from crow.llm.sent import extra_digest
 from crow.replay.case import import_case, with_subagents
-from crow.replay.edits import ReplayedEdit, replayed_edits
-from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, logged_requests, request_of
+from crow.replay.edits import replayed_edits
+from crow.replay.requests import LoggedRequest, Rebuilder, Replayed, logged_requests, request_of
 from crow.replay.turns import replayed_requests
 from crow.replay.whatif import Change, WouldSend, what_if
 from crow.settings import Loaded
@@ -47,7 +47,6 @@ from crow.version import __version__
 _COMPACTION = "compaction."
 _SETTABLE = ("auto", "threshold", "window", "keep_tokens", "target")
 _SHOWN = 20
-_MAX_PROMPT_BYTES = 4 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,56 +131,46 @@ def known_extras(loaded: Loaded) -> Mapping[str, Mapping[str, object]]:
 async def _compare(
     store: Store, sessions: list[str], rebuilder: Rebuilder, is_case: bool, options: argparse.Namespace
 ) -> int:
-    """Print which requests are identical, and the first difference."""
-    found: list[ReplayedRequest] = []
+    """Print which requests and edits are identical, and the first difference."""
+    found: list[Replayed] = []
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as folder:
         place = scratch_workspace(Path(folder))
-        for session in sessions:
-            async for each in replayed_requests(store, session, rebuilder, place, is_case=is_case):
+        runs = [replayed_requests(store, session, rebuilder, place, is_case=is_case) for session in sessions]
+        if not is_case:  # masking has changed the files in a case
+            runs += [replayed_edits(store, session, open_scratch_toolbox) for session in sessions]
+        for run in runs:
+            async for each in run:
                 found.append(each)
                 if options.json:
                     print_json([asdict(each)])
-    edits: list[ReplayedEdit] = []
-    for session in () if is_case else sessions:  # masking has changed the files in a case
-        async for edit in replayed_edits(store, session, open_scratch_toolbox):
-            edits.append(edit)
-            if options.json:
-                print_json([asdict(edit)])
-    counts = {
-        outcome: sum(each.outcome == outcome for each in found) for outcome in ("identical", "different", "unproven")
-    }
     if not options.json:
-        _print_comparison(sessions, found, counts)
-        _print_edits(edits)
-    return 1 if counts["different"] or any(edit.outcome == "different" for edit in edits) else 0
+        _print_requests(sessions, [each for each in found if not each.tool])
+        _print_edits([each for each in found if each.tool])
+    return 1 if any(each.outcome == "different" for each in found) else 0
 
 
-def _print_edits(edits: list[ReplayedEdit]) -> None:
+def _print_edits(edits: list[Replayed]) -> None:
     if edits:
         say(f"edits: {sum(each.outcome == 'identical' for each in edits):,} of {len(edits):,} identical, made again")
     for each in [edit for edit in edits if edit.words][:_SHOWN]:
         say(f"  {each.tool} in turn {each.turn}, entry {each.entry}: {safe(each.words)}")
 
 
-def _print_comparison(sessions: list[str], found: list[ReplayedRequest], counts: Mapping[str, int]) -> None:
+def _print_requests(sessions: list[str], found: list[Replayed]) -> None:
     subagents = f" and {plural(len(sessions) - 1, 'subagent')}" if len(sessions) > 1 else ""
     turns = plural(len({(each.session, each.turn) for each in found}), "turn")
     say(f"{sessions[0]}{subagents}: {plural(len(found), 'request')} of {turns}, run again by crow {__version__}")
     versions = sorted({each.version[:40] for each in found if each.version})[:_SHOWN]
     sent_by = f", sent by crow {' and '.join(versions)}" if versions else ""
-    size = sum(each.size for each in found if each.outcome == "identical")
-    say(f"identical: {counts['identical']:,} ({size:,} bytes){sent_by}")
+    sizes = [each.size for each in found if each.outcome == "identical"]
+    say(f"identical: {len(sizes):,} ({sum(sizes):,} bytes){sent_by}")
     if not found:
         say("The session has no requests: it was imported, or it has no answers yet.")
-    reasons: dict[str, int] = {}
-    for each in found:
-        if each.outcome == "unproven":
-            reasons[each.words] = reasons.get(each.words, 0) + 1
-    for words, count in reasons.items():
+    for words, count in Counter(each.words for each in found if each.outcome == "unproven").items():
         say(f"not compared: {count:,}: {safe(words)}")
-    first = next((each for each in found if each.outcome == "different"), None)
-    if first is not None:
-        say(f"different: {counts['different']:,}. The first is the request of turn {first.turn}, entry {first.entry}:")
+    different = [each for each in found if each.outcome == "different"]
+    for first in different[:1]:
+        say(f"different: {len(different):,}. The first is the request of turn {first.turn}, entry {first.entry}:")
         say(f"  {safe(first.words)}")
 
 
@@ -190,33 +179,20 @@ async def _change(options: argparse.Namespace, loaded: Loaded, store: Store, ses
     settings = loaded.settings
     name = options.model or (await store.session(session)).model or settings.model.name or ""
     system = await anyio.to_thread.run_sync(_read_prompt, options.prompt) if options.prompt else None
-    compaction = _compaction(settings.compaction, options.sets)
-    policy = CompactionPolicy(
-        auto=compaction.auto,
-        threshold=compaction.threshold,
-        window=compaction.window,
-        keep_tokens=compaction.keep_tokens,
-        target=compaction.target,
-    )
+    policy = _policy(settings.compaction, options.sets)
     return Change(info=endpoint_of(target_of(name, settings)).info, policy=policy, system=system)
 
 
 def _read_prompt(name: str) -> str:
     try:
-        with open(name, "rb") as file:
-            data = file.read(_MAX_PROMPT_BYTES + 1)
-        if len(data) > _MAX_PROMPT_BYTES:
-            raise ArgumentError(f"{name} is larger than {_MAX_PROMPT_BYTES:,} bytes; expected a system message.")
-        return data.decode()
+        return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(
-            f"{name} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}."
-        ) from error
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ArgumentError(f"{name} cannot be read: {why}.") from error
 
 
-def _compaction(settings: CompactionSettings, sets: list[str]) -> CompactionSettings:
+def _policy(settings: CompactionSettings, sets: list[str]) -> CompactionPolicy:
     """Return the settings with those of `--set`."""
-    values: dict[str, object] = {name: getattr(settings, name) for name in _SETTABLE}
     for each in sets:
         key, equals, text = each.partition("=")
         name = key.removeprefix(_COMPACTION)
@@ -224,11 +200,10 @@ def _compaction(settings: CompactionSettings, sets: list[str]) -> CompactionSett
             known = ", ".join(_COMPACTION + name for name in _SETTABLE)
             raise ArgumentError(f'--set is "{each}"; expected KEY=VALUE with one of the keys {known}.')
         try:
-            values[name] = json.loads(text)
-            CompactionSettings(**{name: values[name]})  # type: ignore[arg-type]
-        except (ValueError, ValidationError, RecursionError) as error:
+            settings = CompactionSettings(**{**settings.model_dump(), name: json.loads(text)})
+        except (ValueError, RecursionError) as error:
             raise ArgumentError(f'--set is "{each}"; {text} is no value of {key}.') from error
-    return CompactionSettings(**values)  # type: ignore[arg-type]
+    return CompactionPolicy(**{name: getattr(settings, name) for name in _SETTABLE})
 
 
 async def _compare_change(store: Store, session: str, change: Change, options: argparse.Namespace) -> int:

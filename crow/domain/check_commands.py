@@ -23,49 +23,43 @@ def _words(text: str) -> frozenset[str]:
 
 _RUNNERS = "npm|pnpm|yarn|bun"
 
-_CHECKS: tuple[tuple[CheckKind, str], ...] = (
-    (
-        "lint",
-        "ruff format --check; black --check; isort --check|--check-only|-c; prettier --check|-c; cargo fmt --check",
-    ),
-    ("lint", "ruff check; flake8; pylint; eslint; oxlint; biome check|lint|ci; stylelint; cargo clippy; go vet"),
-    ("lint", f"golangci-lint run; shellcheck; rubocop; {_RUNNERS} run lint*; {_RUNNERS} lint*; make|just @lint*"),
-    ("lint", "pre-commit run; lint-imports; yamllint; markdownlint; hadolint; bandit; terraform validate"),
-    (
-        "types",
-        "mypy; dmypy run|check; pyright; basedpyright; pyrefly check; ty check; pytype; tsc; vue-tsc; svelte-check",
-    ),
-    ("types", f"{_RUNNERS} run type*|check-types|tsc; {_RUNNERS} typecheck|type-check|tsc; make|just @type*|mypy"),
-    ("types", "deno check; flow check; phpstan analyse|analyze; psalm; srb tc; cargo check"),
-    ("test", "pytest; py.test; tox; nox; unittest; nosetests; jest; vitest; mocha; ava; playwright test; cypress run"),
-    (
-        "test",
-        f"{_RUNNERS} test*|t; {_RUNNERS} run test*|check*|ci; deno test; node --test; cargo test|nextest; go test",
-    ),
-    ("test", "dotnet test; mvn|mvnw @test|verify; gradle|gradlew @test|check; make|just|task @test*|check*|ci|verify"),
-    ("test", "rspec; rake @test|spec; rails test; phpunit; pest; composer test; ctest; swift test; mix test; sbt test"),
-    ("test", "stack test; cabal test; zig test; dart test; flutter test; bats; busted; lein test; bazel|bazelisk test"),
-    ("test", "meson test; ninja @test; hatch test; gotestsum; manage.py test"),
-    ("build", "cargo build; go build; dotnet build; cmake --build; swift build; mix compile; bazel|bazelisk build"),
-    ("build", f"zig build; {_RUNNERS} run build*; {_RUNNERS} build*; vite build; next build; webpack; docker build"),
-    (
-        "build",
-        "mvn|mvnw @compile|package|install; gradle|gradlew @build|assemble; meson compile; ninja; make; xcodebuild",
-    ),
-    (
-        "build",
-        "build; compileall; py_compile; javac; gcc; g++; clang; clang++; rustc; node --check; php -l; bash|sh -n",
-    ),
-)
+_FORMAT_CHECKS = """
+ruff format --check; black --check; isort --check|--check-only|-c; prettier --check|-c; cargo fmt --check
+"""
+_CHECKS: dict[CheckKind, str] = {
+    "lint": """
+        ruff check; flake8; pylint; eslint; oxlint; biome check|lint|ci; stylelint; cargo clippy; go vet;
+        golangci-lint run; shellcheck; rubocop; RUNNERS run lint*; RUNNERS lint*; make|just @lint*;
+        pre-commit run; lint-imports; yamllint; markdownlint; hadolint; bandit; terraform validate
+    """,
+    "types": """
+        mypy; dmypy run|check; pyright; basedpyright; pyrefly check; ty check; pytype; tsc; vue-tsc; svelte-check;
+        RUNNERS run type*|check-types|tsc; RUNNERS typecheck|type-check|tsc; make|just @type*|mypy;
+        deno check; flow check; phpstan analyse|analyze; psalm; srb tc; cargo check
+    """,
+    "test": """
+        pytest; py.test; tox; nox; unittest; nosetests; jest; vitest; mocha; ava; playwright test; cypress run;
+        RUNNERS test*|t; RUNNERS run test*|check*|ci; deno test; node --test; cargo test|nextest; go test; dotnet test;
+        mvn|mvnw @test|verify; gradle|gradlew @test|check; make|just|task @test*|check*|ci|verify; rspec;
+        rake @test|spec; rails test; phpunit; pest; composer test; ctest; swift test; mix test; sbt test; stack test;
+        cabal test; zig test; dart test; flutter test; bats; busted; lein test; bazel|bazelisk test; meson test;
+        ninja @test; hatch test; gotestsum; manage.py test
+    """,
+    "build": """
+        cargo build; go build; dotnet build; cmake --build; swift build; mix compile; bazel|bazelisk build; zig build;
+        RUNNERS run build*; RUNNERS build*; vite build; next build; webpack; docker build; make; xcodebuild; build;
+        mvn|mvnw @compile|package|install; gradle|gradlew @build|assemble; meson compile; ninja; compileall;
+        py_compile; javac; gcc; g++; clang; clang++; rustc; node --check; php -l; bash|sh -n
+    """,
+}
 """Each pattern has a program and then words. `a|b` are alternatives. A word with `-` must be among the options, a word
-with `@` may be any operand, and other words must be the first operands."""
+with `@` may be any operand, and other words must be the first operands. The first kind with a match counts."""
 
-_CHANGES = (
-    "* --fix|--write|--apply|--fix-only|--in-place|--snapshot-update; ruff format; black; isort; prettier -w;"
-    " gofmt|goimports -w; cargo fmt|fix|add|update; go fmt|generate|mod|get; jest|vitest -u|--updateSnapshot|--update;"
-    f" {_RUNNERS} run format*|fix*|lint:fix; make|just|task @format*|fmt|fix; rubocop -a|-A|--autocorrect;"
-    " mypy --install-types"
-)
+_CHANGES = """
+* --fix|--write|--apply|--fix-only|--in-place|--snapshot-update; ruff format; black; isort; prettier -w;
+gofmt|goimports -w; cargo fmt|fix|add|update; go fmt|generate|mod|get; jest|vitest -u|--updateSnapshot|--update;
+RUNNERS run format*|fix*|lint:fix; make|just|task @format*|fmt|fix; rubocop -a|-A|--autocorrect; mypy --install-types
+"""
 """Commands that change files although they look like checks."""
 
 _HARMLESS = _words(
@@ -317,21 +311,21 @@ def _kind_of(words: Sequence[str], named: Sequence[str]) -> CheckKind | None:
             list(words[: len(wanted)]) == wanted or _unwrapped(wanted) == list(words[: len(_unwrapped(wanted))])
         ):
             return "named"
-    for kind, patterns in _CHECKS[:1]:
-        if any(_matches(words, pattern.split()) for pattern in patterns.split(";")):
-            return kind
-    if any(_matches(words, pattern.split()) for pattern in _CHANGES.split(";")):
+    if _matches_any(words, _FORMAT_CHECKS):
+        return "lint"
+    if _matches_any(words, _CHANGES):
         return None
-    for kind, patterns in _CHECKS[1:]:
-        if any(_matches(words, pattern.split()) for pattern in patterns.split(";")):
-            has_other = words[0] in ("make", "ninja") and kind == "build" and _targets(words)
-            return None if has_other else kind
-    return None
+    kind = next((kind for kind, patterns in _CHECKS.items() if _matches_any(words, patterns)), None)
+    return None if kind == "build" and words[0] in ("make", "ninja") and _targets(words) else kind
 
 
 def _targets(words: Sequence[str]) -> list[str]:
     """Return the targets of `make` that do not build."""
     return [word for word in words[1:] if not word.startswith("-") and "=" not in word and word not in ("all", "build")]
+
+
+def _matches_any(words: Sequence[str], patterns: str) -> bool:
+    return any(_matches(words, pattern.replace("RUNNERS", _RUNNERS).split()) for pattern in patterns.split(";"))
 
 
 def _matches(words: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -412,27 +406,19 @@ def _outcome(
     stops = any(word.startswith("-") and "e" in word for words in sets for word in words[1:2])
     if end < len(segments) and not (stops and exit_code == 0):
         return "unknown"
+    begin = max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
     pipeline_end = next((at for at in range(index + 1, end) if segments[at].before not in ("|", "|&")), end)
-    is_piped = pipeline_end > index + 1
-    if is_piped:
-        has_pipefail = any("pipefail" in words for words in sets)
+    if pipeline_end > index + 1:
         last = next(iter(pipes or ()), ())
-        begin = max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
         if pipeline_end == len(segments) and len(last) == pipeline_end - begin:
-            code = last[index - begin]
-            return "passed" if code == 0 else "failed"
+            return "passed" if last[index - begin] == 0 else "failed"
         was_hidden = pipes is None or any(any(each[:-1]) for each in pipes)
-        if not has_pipefail and was_hidden:
-            return "unknown" if exit_code == 0 else "failed"
-    later = [segment.before for segment in segments[index + 1 : end]]
+        if was_hidden and not any("pipefail" in words for words in sets):
+            return _unclear(exit_code)
+    is_optional = any(each.before == "||" for each in (segments[begin], *segments[index + 1 : end]))
     if exit_code == 0:
-        is_optional = "||" in later or segments[_pipeline_start(segments, index)].before == "||"
         return "unknown" if is_optional else "passed"
     return "failed"
-
-
-def _pipeline_start(segments: Sequence[_Segment], index: int) -> int:
-    return max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
 
 
 def _unclear(exit_code: int | None) -> Outcome:

@@ -320,7 +320,7 @@ def _judge(turn: _Turn, fresh: Sequence[CheckRun]) -> tuple[State, str]:
         return "not verified", words
     last = {(run.check.line, run.check.directory, run.files): run for run in fresh}.values()
     for run in last:
-        if run.check.outcome == "failed" and not _is_repeated(run, last):
+        if run.check.outcome == "failed":
             return "not verified", f"{_shown(run.check.line)} failed"
     names = [*turn.files, *([""] if turn.unknown_change else [])]
     passed = [run for run in last if run.check.outcome == "passed" and any(map(run.covers, names))]
@@ -354,20 +354,6 @@ def _judge_passed(
             what = code(shorten(name, _SHOWN_CHARS)) if name else "what commands changed"
             return "partly verified", f"no check covers {what}"
     return "verified", ""
-
-
-def _is_repeated(failed: CheckRun, last: Iterable[CheckRun]) -> bool:
-    """Return whether a later run of the same program passed, for everything that the failed run covered."""
-    return any(
-        run.began > failed.began
-        and run.check.outcome == "passed"
-        and run.check.program == failed.check.program
-        and run.check.kind == failed.check.kind
-        and (run.check.directory, run.check.paths, run.files) == (failed.check.directory, (), None)
-        and not run.check.is_partial
-        and failed.check.is_partial
-        for run in last
-    )
 
 
 def _arguments(call: ToolCall | None) -> Mapping[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -84,19 +83,20 @@ class CacheBreak:
     created_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SentOutput:
     """A tool output, and what it cost to send it again with each request."""
 
     entry: int
     session: str
+    tool: str
     title: str
     tokens: int
     """Its estimated size."""
-    sent: int
-    """The number of requests that contained it."""
-    sent_tokens: int
-    """The product of both."""
+    sent: int = 0
+    """The number of requests that contained it so far."""
+    sent_tokens: int = 0
+    """The product of both. Counted when the last of these requests is known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,20 +109,6 @@ class ToolUse:
     """The time that the calls took, in milliseconds. Calls that ran at once count each."""
     sent_tokens: int = 0
     """The estimated tokens of its outputs, counted once for each request that contained them."""
-
-
-@dataclass(slots=True)
-class _Output:
-    """A tool output that the model gets with each request."""
-
-    entry: Entry
-    name: str
-    """The name of the tool."""
-    title: str
-    tokens: int
-    """Its estimated size."""
-    sent: int = 0
-    """The number of requests that contained it so far."""
 
 
 @dataclass(slots=True)
@@ -140,7 +126,7 @@ class _Path:
     """The model that answered it."""
     causes: list[str] = field(default_factory=list)
     """Why the next request will not begin with the whole last request. Empty if it will."""
-    live: list[_Output] = field(default_factory=list)
+    live: list[SentOutput] = field(default_factory=list)
     """The outputs that the next request will contain."""
     started: set[CallRef] = field(default_factory=set)
     """The calls that began to run. A call with a result that is missing here was refused."""
@@ -170,8 +156,8 @@ class Spending:
     """The time that questions to the user stayed open."""
     breaks: list[CacheBreak] = field(default_factory=list)
     tools: dict[str, ToolUse] = field(default_factory=dict)
-    _outputs: list[tuple[int, int, SentOutput]] = field(default_factory=list)
-    """A heap of the outputs that cost the most. Each is behind its tokens and its negated entry id, for the order."""
+    outputs: list[SentOutput] = field(default_factory=list)
+    """The outputs that cost the most, largest first."""
     _seen: set[int] = field(default_factory=set)
     """The ids of the entries that were added, on this path or an earlier one."""
     _path: _Path = field(default_factory=_Path)
@@ -207,9 +193,9 @@ class Spending:
             case Started(call=call):
                 path.started.add(call)
             case Checkpoint(first_kept=kept):
-                self._drop(lambda output: kept is None or output.entry.id < kept)
+                self._drop(lambda output: kept is None or output.entry < kept)
             case Mask(before=before, exceptions=exceptions):
-                self._drop(lambda output: output.entry.id < before and output.entry.id not in exceptions)
+                self._drop(lambda output: output.entry < before and output.entry not in exceptions)
             case _:
                 pass
         path.previous = entry
@@ -217,11 +203,6 @@ class Spending:
     def finish(self) -> None:
         """Count what is still open."""
         self.begin()
-
-    @property
-    def outputs(self) -> tuple[SentOutput, ...]:
-        """The outputs that cost the most, largest first."""
-        return tuple(output for _, _, output in sorted(self._outputs, key=lambda each: (-each[0], each[1])))
 
     @property
     def cached_share(self) -> float:
@@ -259,7 +240,7 @@ class Spending:
         if self.breaks:
             lines += ["", f"{plural(len(self.breaks), 'cache break')}; these cost the most:", ""]
             lines += [f"- entry {each.entry}: {_break_words(each)}" for each in self._top_breaks()]
-        if self._outputs:
+        if self.outputs:
             lines += ["", "The outputs that cost the most input tokens (estimated):", ""]
             lines += [f"- {code(each.title)}: {_output_words(each)}" for each in self.outputs]
         if self.tools:
@@ -334,33 +315,27 @@ class Spending:
             use = self.tools.setdefault(body.name, ToolUse(name=body.name))
             use.calls, use.ms = use.calls + 1, use.ms + body.duration_ms
             chars = len(body.text) if body.cut is None else min(len(body.text), body.cut)
-            title = title_line(body.announcement.title.replace("`", "") or body.name, _TITLE_CHARS)
-            tokens = -(-chars // _CHARS_PER_TOKEN)
-            self._path.live.append(_Output(entry, body.name, title, tokens))
+            output = SentOutput(
+                entry=entry.id,
+                session=entry.session,
+                tool=body.name,
+                title=title_line(body.announcement.title.replace("`", "") or body.name, _TITLE_CHARS),
+                tokens=-(-chars // _CHARS_PER_TOKEN),
+            )
+            self._path.live.append(output)
 
-    def _drop(self, is_hidden: Callable[[_Output], bool]) -> None:
+    def _drop(self, is_hidden: Callable[[SentOutput], bool]) -> None:
         """Stop counting outputs that the model no longer gets."""
         hidden = [output for output in self._path.live if is_hidden(output)]
         self._path.live = [output for output in self._path.live if not is_hidden(output)]
         self._retire(hidden)
 
-    def _retire(self, outputs: list[_Output]) -> None:
+    def _retire(self, outputs: list[SentOutput]) -> None:
         for output in outputs:
-            total = output.tokens * output.sent
-            self.tools[output.name].sent_tokens += total
-            if total:
-                entry = output.entry
-                found = SentOutput(
-                    entry=entry.id,
-                    session=entry.session,
-                    title=output.title,
-                    tokens=output.tokens,
-                    sent=output.sent,
-                    sent_tokens=total,
-                )
-                heapq.heappush(self._outputs, (total, -entry.id, found))
-                if len(self._outputs) > _MOST:
-                    heapq.heappop(self._outputs)
+            output.sent_tokens = output.tokens * output.sent
+            self.tools[output.tool].sent_tokens += output.sent_tokens
+        found = (output for output in (*self.outputs, *outputs) if output.sent_tokens)
+        self.outputs = sorted(found, key=lambda output: (-output.sent_tokens, output.entry))[:_MOST]
 
 
 def _break_words(each: CacheBreak) -> str:

@@ -10,11 +10,11 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter
 
 from crow.domain.messages import JsonObject, SentRequest
 from crow.llm import Request
@@ -117,38 +117,15 @@ def _dialect_json(dialect: Dialect) -> JsonObject:
 
 def read_dialect(stored: JsonObject) -> Dialect | None:
     """Return the dialect that was stored with a request, or None if this version does not know it."""
-    hints, found = _dialect_hints(), {}
-    for name, value in stored.items():
-        if name not in hints or (read := _member(hints[name], value)) is MISSING:
-            return None
-        found[name] = read
-    return Dialect(**found)
+    if not stored.keys() <= Dialect.__dataclass_fields__.keys():
+        return None
+    try:
+        found = _dialects().validate_json(json.dumps(stored), strict=True)
+    except (ValueError, RecursionError):
+        return None
+    return found if found.wires else None
 
 
 @cache
-def _dialect_hints() -> Mapping[str, Any]:
-    return get_type_hints(Dialect)
-
-
-def _member(hint: Any, value: object) -> Any:
-    """Return a member of a dialect that was read from JSON, or MISSING if the value is not valid for `hint`."""
-    origin, words = get_origin(hint), _words(hint)
-    if origin in (tuple, frozenset):
-        if not isinstance(value, list) or not all(
-            isinstance(one, str) and (not words or one in words) for one in value
-        ):
-            return MISSING
-        return origin(value) if value or not words else MISSING
-    if hint is bool:
-        return value if isinstance(value, bool) else MISSING
-    if value is None or isinstance(value, bool):
-        return value if type(value) in {*get_args(hint), *([NoneType] if None in words else [])} else MISSING
-    return value if isinstance(value, str) and value in words else MISSING
-
-
-def _words(hint: Any) -> set[object]:
-    """Return the words of all `Literal` types in a type."""
-    found: set[object] = set()
-    for argument in get_args(hint):
-        found |= {argument} if isinstance(argument, str) else {None} if argument is NoneType else _words(argument)
-    return found
+def _dialects() -> TypeAdapter[Dialect]:
+    return TypeAdapter(Dialect)

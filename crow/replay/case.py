@@ -6,43 +6,26 @@ those of the requests that were sent. Only a request that was built again withou
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
-
 from crow.domain.entries import Assistant, Attachment, Body, File, ModelRequest
-from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, SentRequest, ToolCall
 from crow.llm.sent import read_dialect, sent_request
 from crow.replay.requests import LoggedRequest, Rebuilder, logged_requests, request_of
 from crow.store import Store
 from crow.store.admin import Admin, ImportDefaults
-from crow.store.codec import encode
-from crow.store.portable import (
-    FORMAT,
-    BlobRecord,
-    End,
-    EntryRecord,
-    ExportFile,
-    Header,
-    Record,
-    SessionRecord,
-    blob_record,
-    line_of,
-)
-
-_MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
-"""Larger files are not replayed."""
+from crow.store.portable import FORMAT, BlobRecord, EntryRecord, ExportFile, Header, Record, SessionRecord
+from crow.store.transfer import Lines
 
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel, in place of each image: a picture cannot be masked."""
+
+_PROBE = "x" * 8
 
 _IDS = frozenset({"limits", "message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
 """Fields that are never masked."""
@@ -90,11 +73,8 @@ async def with_subagents(store: Store, session_id: str) -> list[str]:
 async def import_case(admin: Admin, path: Path) -> list[str]:
     """Import a case file into an empty database, and return the ids of its sessions: the session itself first.
 
-    :raises ArgumentError: the file is too large, or is not a valid export.
+    :raises ArgumentError: the file is not a valid export.
     """
-    size = await anyio.to_thread.run_sync(os.path.getsize, path)
-    if size > _MAX_CASE_BYTES:
-        raise ArgumentError(f"{path} has {size:,} bytes; a case file has at most {_MAX_CASE_BYTES:,}.")
     imported = await admin.import_file(path, ImportDefaults())
     return [session for each in imported for session in each.sessions]
 
@@ -107,8 +87,6 @@ def _masked(path: Path, redact: Callable[[str], str]) -> Iterable[tuple[Record, 
                 cwd = redact(record.cwd)
                 title = None if record.title is None else redact(record.title)
                 yield replace(record, cwd=f"/{cwd}" if cwd.startswith("~") else cwd, title=title), None
-            case BlobRecord():
-                pass  # each entry brings its blobs
             case EntryRecord():
                 assert body is not None, "an entry has a body"
                 yield record, _masked_value(body, redact)
@@ -127,23 +105,23 @@ def _masked_value(value: Any, redact: Callable[[str], str]) -> Any:
             return replace(value, name=redact(value.name), uri=value.uri and redact(value.uri), data="")
         case File(before=bytes() as before):
             value = replace(value, before=redact(before.decode(errors="replace")).encode())
-        case ToolCall():
-            value = replace(value, arguments=_masked_json(value.arguments, redact))
         case tuple() | list():
             return type(value)(_masked_value(each, redact) for each in value)
         case Mapping():
-            return {redact(str(name)): _masked_value(each, redact) for name, each in value.items()}
+            return {redact(str(name)): _masked_member(str(name), each, redact) for name, each in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        named = ((each.name, getattr(value, each.name)) for each in fields(value) if each.name not in _IDS)
-        return replace(
-            value, **{name: _masked_value(each, redact) for name, each in named if not _is_json(value, name)}
-        )
+        named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _IDS}
+        masked = {name: _masked_value(each, redact) for name, each in named.items()}
+        if isinstance(value, ToolCall):  # its arguments are JSON, and must stay that
+            masked["arguments"] = _masked_json(value.arguments, redact)
+        return replace(value, **masked)
     return value
 
 
-def _is_json(value: object, name: str) -> bool:
-    """Return whether this field is JSON text, which is masked on its own."""
-    return isinstance(value, ToolCall) and name == "arguments"
+def _masked_member(name: str, value: Any, redact: Callable[[str], str]) -> Any:
+    """Mask a member of a JSON object, whose name may say that its text is secret."""
+    is_secret = isinstance(value, str) and _PROBE not in redact(f"{name}={_PROBE}")
+    return "[hidden]" if is_secret else _masked_value(value, redact)
 
 
 def _masked_json(text: str, redact: Callable[[str], str]) -> str:
@@ -188,28 +166,16 @@ def _records(path: Path) -> Iterable[tuple[Record, Body | None]]:
 
 def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
     """Return the lines of an export file with these records. The blobs of the entries are added."""
-    header = line_of(Header(format=FORMAT))
-    whole, count, written = hashlib.sha256(header), 1, set[str]()
-    yield header
+    lines, written = Lines(), set[str]()
+    yield lines.records(Header(format=FORMAT))
     for record, body in records:
-        text: str | None = None
-        lines: list[bytes] = []
-        if isinstance(record, BlobRecord):
-            continue
         if isinstance(record, EntryRecord) and body is not None:
-            encoded = encode(body, shares_texts=False)
-            text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
-            known = {*written, encoded.spilled}
-            new = {name: data for name, data in encoded.blobs.items() if name not in known}
-            lines += [line_of(blob_record(name, data)) for name, data in new.items()]
-            written |= new.keys()
-        elif not isinstance(record, SessionRecord):
-            written.clear()  # blobs are named once in each conversation
-        for line in (*lines, line_of(record, body=text)):
-            whole.update(line)
-            count += 1
-            yield line
-    yield line_of(End(lines=count, sha256=whole.hexdigest()))
+            yield from lines.entry(record, body, written)
+        elif not isinstance(record, BlobRecord):
+            if not isinstance(record, SessionRecord):
+                written.clear()  # blobs are named once in each conversation
+            yield lines.records(record)
+    yield lines.end()
 
 
 def _write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:

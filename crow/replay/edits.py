@@ -8,15 +8,15 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio.to_thread
 
-from crow.domain.entries import Assistant, CallRef, Entry, File, PlanItem, Prompt, ToolResult
+from crow.domain.entries import Assistant, CallRef, File, PlanItem, Prompt, ToolResult
 from crow.domain.messages import ToolCall
 from crow.domain.text import shorten
-from crow.replay.requests import Outcome
+from crow.replay.requests import Outcome, Replayed
 from crow.store import Store
 from crow.store.branches import own_entries
 from crow.tools import Ports, RecallQuery, Toolbox
@@ -27,22 +27,7 @@ OpenTools = Callable[[Path, Ports], AbstractAsyncContextManager[Toolbox]]
 """Opens the built-in tools for a directory, which they cannot leave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedEdit:
-    """A call of a file tool that was made again."""
-
-    session: str
-    entry: int
-    """The id of the entry with the result."""
-    turn: int
-    tool: str
-    outcome: Outcome
-    """`unproven`: it cannot be made again."""
-    words: str = ""
-    """Why it is not identical. Empty if it is."""
-
-
-async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -> AsyncIterator[ReplayedEdit]:
+async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -> AsyncIterator[Replayed]:
     """Make each successful edit on all branches of a session again, and compare what it writes with the log."""
     cwd, calls, files = "", dict[CallRef, ToolCall](), dict[CallRef, dict[str, File]]()
     async for entry in own_entries(store, session_id):
@@ -56,13 +41,11 @@ async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -
                 files.setdefault(file.call, {}).setdefault(file.path, file)  # hooks may change the file again
             case ToolResult(call=ref, name=name, is_error=False) if name in _TOOLS and ref in calls and ref in files:
                 outcome, words = await _compare(calls[ref], ref, files[ref], cwd, open_tools)
-                yield _edit(entry, name, outcome, words)
+                yield Replayed(
+                    session=entry.session, entry=entry.id, turn=entry.turn, outcome=outcome, tool=name, words=words
+                )
             case _:
                 pass
-
-
-def _edit(entry: Entry, tool: str, outcome: Outcome, words: str) -> ReplayedEdit:
-    return ReplayedEdit(session=entry.session, entry=entry.id, turn=entry.turn, tool=tool, outcome=outcome, words=words)
 
 
 async def _compare(
@@ -75,19 +58,18 @@ async def _compare(
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as name:
         root = await anyio.to_thread.run_sync(_write_files, name, inside, cwd)
         moved = replace(call, arguments=call.arguments.replace(_quoted(f"{cwd}/"), _quoted(f"{root}/")))
-        log = _Log(root, cwd)
-        async with open_tools(Path(root), Ports(log=log, plan=log)) as tools:
+        async with open_tools(Path(root), Ports(log=_Nothing(), plan=_Nothing())) as tools:
             moved = tools.understood(moved)
             planned = await tools.plan(moved)
             if not planned.fault and {_below(root, path) for path in planned.paths} != inside.keys():
                 return "unproven", "its path led to another file"
             result = None if planned.fault else await tools.run(moved, ref.call_id, _ignore, planned=planned)
-    if result is None or result.is_error:
-        said = planned.fault or (result.text if result else "")
-        return "different", f"today it fails: {shorten(said.replace(root, cwd), 200)}"
-    for path, file in inside.items():
-        if log.written.get(path) != file.after_hash:
-            return "different", f"today it writes something else to {path}"
+        if result is None or result.is_error:
+            said = planned.fault or (result.text if result else "")
+            return "different", f"today it fails: {shorten(said.replace(root, cwd), 200)}"
+        for path, file in inside.items():
+            if await anyio.to_thread.run_sync(_digest, root, path, cwd) != file.after_hash:
+                return "different", f"today it writes something else to {path}"
     return "identical", ""
 
 
@@ -100,6 +82,14 @@ def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.before.replace(os.fsencode(cwd), os.fsencode(root)))
     return str(root)
+
+
+def _digest(root: str, path: str, cwd: str) -> str:
+    """Return the digest of what was written, as in `File.after_hash`."""
+    written = Path(root, path)
+    if not written.is_file():
+        return ""
+    return hashlib.sha256(written.read_bytes().replace(os.fsencode(root), os.fsencode(cwd))).hexdigest()
 
 
 def _below(folder: str, path: str) -> str:
@@ -116,30 +106,14 @@ def _quoted(path: str) -> str:
     return json.dumps(path, ensure_ascii=False)[1:-1]
 
 
-class _Log:
-    """Takes note of what tools are about to write."""
+class _Nothing:
+    """The log and the plan of tools whose changes nobody keeps."""
 
-    def __init__(self, root: str, cwd: str) -> None:
-        self._root = root
-        self._cwd = cwd
-        self.written: dict[str, str] = {}
-        """Maps relative paths to digests, as in `File.after_hash`."""
-
-    async def before_change(
-        self,
-        call_id: str,  # noqa: ARG002
-        path: Path,
-        before: bytes | None,  # noqa: ARG002
-        after: bytes | None,
-        *,
-        mode: int | None = None,  # noqa: ARG002
-    ) -> None:
+    async def before_change(self, *change: object, **more: object) -> None:
         """See :class:`crow.tools.Log`."""
-        text = None if after is None else after.replace(os.fsencode(self._root), os.fsencode(self._cwd))
-        self.written[_below(self._root, str(path))] = "" if text is None else hashlib.sha256(text).hexdigest()
 
-    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
-        """See :class:`crow.tools.Log`. File tools keep no change sets."""
+    async def before_keeping(self, *change: object) -> None:
+        """See :class:`crow.tools.Log`."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         """See :class:`crow.tools.Log`."""

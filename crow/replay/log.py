@@ -1,23 +1,26 @@
 """A path of the log as the store of a turn that runs again.
 
-What the turn appends is compared with the next entry of the log, and the turn gets that entry: its id, its time, its
-text. So the turn works on the entries of the log, however much of it is decided again.
+What the turn appends must be of the kind that the log has next, and gets its id and time. Texts, results and answers
+come from the log. What crow decided (compactions, shortenings, reminders) is what it decides today: if that differs,
+the bytes of the next request do.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import reduce
 from itertools import dropwhile, islice, takewhile
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.domain.entries import (
     Assistant,
     Body,
+    CallRef,
     Checkpoint,
     Entry,
     Mask,
@@ -26,67 +29,63 @@ from crow.domain.entries import (
     Note,
     Prompt,
     Reminder,
+    Started,
     ToolResult,
     TurnEnd,
 )
 from crow.domain.errors import StoreError
-from crow.domain.messages import JsonObject, SentRequest
-from crow.domain.text import describe, on_one_line, quote, shorten
+from crow.domain.messages import SentRequest
+from crow.domain.text import shorten
 from crow.store import SessionChanges, SessionRow, Tail
 
 _TURNS_AHEAD = 5
-_MOST_TOKENS = 10**9
-_CALIBRATION = (0.01, 100.0)
-_FROM_THE_MODEL = frozenset({"compaction_id", "method", "model_calls", "summary"})
-"""Fields of a checkpoint that are not computed, except for the summary of notes taken without a model."""
+_STOPPED = ("cancelled", "interrupted", "error")
+"""The user, a kill or a full disk may end a turn in this way at any moment."""
+_KINDS: dict[type, str] = {
+    Checkpoint: "a compaction (summary)",
+    Mask: "a compaction (hidden outputs)",
+    Reminder: "a reminder",
+    Assistant: "an answer",
+    ModelRequest: "a request without an answer",
+}
+_Tokens = Annotated[int, Field(gt=0, le=10**9)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Diverged(StoreError):
     """Today's code does something else than the log says. The message says what."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedLimits:
-    """What decided about compactions when a request was sent; see `Gauge.recorded`."""
+class LoggedLimits(BaseModel):
+    """What decided about compactions when a request was sent; see `Gauge.recorded`. The record may be hostile."""
 
-    window: int
-    cautious: int
-    is_configured: bool
-    output: int | None
-    calibration: float
-    policy: CompactionPolicy
+    model_config = ConfigDict(frozen=True, strict=True)
 
-    @classmethod
-    def read(cls, stored: JsonObject) -> LoggedLimits | None:
-        """Return the record, or None if there is none or if a value in it cannot be true."""
-        window, calibration = _tokens(stored.get("window")), stored.get("calibration")
-        low, high = _CALIBRATION
-        if window is None or not isinstance(calibration, int | float) or not low <= calibration <= high:
-            return None
-        return cls(
-            window=window,
-            cautious=_tokens(stored.get("cautious")) or window,
-            is_configured=stored.get("configured") is True,
-            output=_tokens(stored.get("output")),
-            calibration=float(calibration),
-            policy=CompactionPolicy(
-                auto=stored.get("manual") is not True,
-                threshold=_share(stored.get("threshold")),
-                target=_share(stored.get("target")),
-                keep_tokens=_tokens(stored.get("keep_tokens")),
-            ),
+    window: _Tokens
+    cautious: _Tokens | None = None
+    configured: bool = False
+    output: _Tokens | None = None
+    calibration: float = Field(ge=0.01, le=100.0)
+    manual: bool = False
+    threshold: _Tokens | _Share | None = None
+    target: _Tokens | _Share | None = None
+    keep_tokens: _Tokens | None = None
+
+    @property
+    def policy(self) -> CompactionPolicy:
+        """The user's settings."""
+        return CompactionPolicy(
+            auto=not self.manual, threshold=self.threshold, target=self.target, keep_tokens=self.keep_tokens
         )
 
 
-def _tokens(value: object) -> int | None:
-    return value if type(value) is int and 0 < value <= _MOST_TOKENS else None
-
-
-def _share(value: object) -> float | None:
-    """Return a setting that is a share of the window (a float) or a number of tokens (an integer)."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) and 0 <= value <= 1 else None
-    return _tokens(value)
+def read_limits(entry: Entry) -> LoggedLimits | None:
+    """Return what was recorded with a request, or None if there is no record or if a value in it cannot be true."""
+    sent = sent_by(entry)
+    try:
+        return LoggedLimits.model_validate(sent.limits) if sent is not None else None
+    except ValidationError:
+        return None
 
 
 def sent_by(entry: Entry) -> SentRequest | None:
@@ -121,10 +120,12 @@ class LoggedStore:
         """How many entries the branch has got."""
         self.has_parked = False
         """The log does not go on where the turn is, because it was cancelled or killed there."""
-        self.difference = ""
+        self.difference: str | None = None
         """What the turn does that the log does not say."""
         self.decides = False
-        """Whether compactions are decided again. Otherwise, they are those of the log."""
+        """Whether compactions and shortenings are decided again. Otherwise, they are those of the log."""
+        self.changed: Entry | None = None
+        """The first entry that the branch has got otherwise than it is in the log."""
         self.limits: LoggedLimits | None = None
         """Those of the newest request that the branch has got."""
         self.endpoint = ""
@@ -146,8 +147,7 @@ class LoggedStore:
 
     def begin_turn(self) -> None:
         """Begin with the turn of the next entry."""
-        first = self.ahead[0]
-        self._key, self.has_parked, self.difference = _turn_of(first), False, ""
+        self._key, self.has_parked, self.difference = _turn_of(self.ahead[0]), False, None
         ahead = next(filter(is_request, self.upcoming()), None)
         if ahead is not None and (sent := sent_by(ahead)) is not None and sent.endpoint != self.endpoint:
             self.endpoint, self.limits = sent.endpoint, None
@@ -162,20 +162,31 @@ class LoggedStore:
             if isinstance(entry.body, TurnEnd):
                 return
 
-    def next_compared(self, after: Entry | None = None) -> Entry | None:
-        """Return the next entry that a turn makes by itself."""
-        ahead = (
-            self.upcoming()
-            if after is None
-            else islice(dropwhile(lambda entry: entry is not after, self.upcoming()), 1, None)
-        )
-        return next((entry for entry in ahead if self._is_compared(entry.body)), None)
+    def before_next(self) -> list[Entry]:
+        """Return the entries before the next one that a turn makes by itself."""
+        return list(takewhile(lambda entry: not self._is_made(entry.body), self.upcoming()))
+
+    def next_made(self, after: Entry | None = None) -> Body | None:
+        """Return the next entry that a turn makes by itself, or the next one after the entry `after`."""
+        ahead = self.upcoming()
+        if after is not None:
+            ahead = islice(dropwhile(lambda entry: entry is not after, ahead), 1, None)
+        return next((entry.body for entry in ahead if self._is_made(entry.body)), None)
+
+    def fate_of(self, call: CallRef) -> tuple[bool, tuple[Entry, ToolResult] | None]:
+        """Return whether a call was started, and the entry with its result."""
+        was_started = False
+        for entry in self.upcoming():
+            if isinstance(entry.body, ToolResult) and entry.body.call == call:
+                return was_started, (entry, entry.body)
+            was_started = was_started or (isinstance(entry.body, Started) and entry.body.call == call)
+        return was_started, None
 
     def limits_ahead(self, *, after: int = 0) -> LoggedLimits | None:
         """Return what was recorded with the next request of the turn, or with the next one after the entry `after`."""
         requests = (entry for entry in self.upcoming() if is_request(entry) and entry.id > after)
-        sent = next((sent for entry in requests if (sent := sent_by(entry))), None)
-        return LoggedLimits.read(sent.limits) if sent is not None else None
+        request = next(filter(sent_by, requests), None)
+        return read_limits(request) if request is not None else None
 
     def limits_now(self) -> LoggedLimits | None:
         """Return what decides about compactions now: what was recorded with the next request or, until an endpoint
@@ -185,15 +196,15 @@ class LoggedStore:
         if self.limits is None or not any(map(_is_overflow, before)):
             return self.limits_ahead() or self.limits
         following = next(body for body in before if isinstance(body, Checkpoint | Mask))
-        window = None if _is_overflow(following) else _tokens(following.window)
-        return replace(self.limits, window=window, cautious=window) if window is not None else self.limits
+        window = None if _is_overflow(following) else following.window
+        return self.limits.model_copy(update={"window": window, "cautious": window}) if window else self.limits
 
     def next_checkpoint(self) -> Checkpoint | None:
         """Return the next checkpoint, also that of the next turn."""
         bodies = (entry.body for entry in self.ahead)
         return next((body for body in bodies if isinstance(body, Checkpoint)), None)
 
-    def _is_compared(self, body: Body) -> bool:
+    def _is_made(self, body: Body) -> bool:
         if isinstance(body, Checkpoint | Mask):
             return self.decides
         return isinstance(body, Assistant | ToolResult | Reminder | TurnEnd)
@@ -224,33 +235,47 @@ class LoggedStore:
             return ()
         if not entries:
             return self._take(self._outside())
-        ahead = self.upcoming()
+        ahead, made = self.upcoming(), dict[int, Body]()
         for new in entries:
-            if self._is_compared(new.body):
+            if self._is_made(new.body):
                 logged = None
                 for found in ahead:
                     count += 1
-                    if self._is_compared(found.body) or (is_request(found) and found.id > self.sent):
+                    if self._is_made(found.body) or (is_request(found) and found.id > self.sent):
                         logged = found
                         break
-                self._compare(new.body, logged)
+                self._check_kind(new.body, logged)
+                if logged is not None and (self.decides or isinstance(new.body, Reminder)):
+                    made[logged.id] = _as_decided(new.body, logged.body)
         if changes is not None and "calibration" in changes:
             self.row = replace(self.row, calibration=changes["calibration"])
-        return self._take(count)
+        taken = self._take(count)
+        today = tuple(replace(entry, body=made.get(entry.id, entry.body)) for entry in taken)
+        changed = (now for now, then in zip(today, taken, strict=True) if now != then)
+        self.changed = self.changed or next(changed, None)
+        return today
 
-    def _compare(self, new: Body, logged: Entry | None) -> None:
+    def _check_kind(self, new: Body, logged: Entry | None) -> None:
         """Compare what the turn stores with the next entry that it makes by itself, or with a request before that which
         it has not sent.
 
-        :raises Diverged: they differ, or the log does not tell.
+        :raises Diverged: it is something else, or the log does not tell.
         """
-        end = logged.body if logged is not None else None
-        if isinstance(new, Checkpoint) and isinstance(end, TurnEnd) and end.stop in ("cancelled", "interrupted"):
-            # perhaps during the compaction: nothing of it is stored before its summary is complete
-            self.has_parked = True
-            self.diverge("")
-        if words := _difference(new, logged, are_sizes_known=self.decides):
-            self.diverge(words)
+        then = logged.body if logged is not None else None
+        match new, then:
+            case Checkpoint(), TurnEnd(stop="cancelled" | "interrupted"):
+                # perhaps during the compaction: nothing of it is stored before its summary is complete
+                self.has_parked, is_same = True, False
+            case TurnEnd(stop=now), TurnEnd(stop=stop):
+                is_same = now == stop or stop in _STOPPED
+            case TurnEnd(), None:
+                is_same = True  # the session went back to the middle of the turn
+            case ToolResult(call=call), ToolResult(call=other):
+                is_same = call == other
+            case _:
+                is_same = type(new) is type(then)
+        if not is_same:
+            self.diverge(f"today {_kind(new)} comes where the log has {named(logged)}")
 
     def diverge(self, words: str) -> NoReturn:
         """End the turn, because it does not do what the log says. The first reason counts. There are no words if the
@@ -258,7 +283,8 @@ class LoggedStore:
 
         :raises Diverged: always.
         """
-        self.difference = self.difference or ("" if self.has_parked else words)
+        if self.difference is None:
+            self.difference = "" if self.has_parked else words
         raise Diverged(self.difference)
 
     def _take(self, count: int) -> tuple[Entry, ...]:
@@ -271,8 +297,8 @@ class LoggedStore:
         self.row = replace(self.row, leaf=entry.id, mode=_mode_at(self.row.mode, entry))
         if isinstance(entry.body, Assistant):
             self.endpoint = entry.body.endpoint or self.endpoint
-        if (sent := sent_by(entry)) and is_request(entry) and (limits := LoggedLimits.read(sent.limits)):
-            self.limits = limits
+        if is_request(entry):
+            self.limits = read_limits(entry) or self.limits
         return entry
 
     def _outside(self) -> int:
@@ -280,7 +306,7 @@ class LoggedStore:
         does what was stored with a checkpoint."""
         before: list[Entry] = []
         for entry in self.upcoming():
-            if self._is_compared(entry.body) or is_request(entry) or _is_overflow(entry.body):
+            if self._is_made(entry.body) or is_request(entry) or _is_overflow(entry.body):
                 if isinstance(entry.body, Checkpoint) and before and isinstance(before[-1].body, Prompt):
                     before.pop()
                 while isinstance(entry.body, Checkpoint) and before and isinstance(before[-1].body, ModelRequest):
@@ -292,8 +318,8 @@ class LoggedStore:
     def overflowed(self) -> int:
         """Return how many entries come up to the last compaction that follows the refusal of the next request, if that
         compaction is not decided again."""
-        before = list(takewhile(lambda entry: not self._is_compared(entry.body), self.upcoming()))
-        return max((number for number, entry in enumerate(before, 1) if _is_overflow(entry.body)), default=0)
+        before = enumerate(self.before_next(), 1)
+        return max((number for number, entry in before if _is_overflow(entry.body)), default=0)
 
     def mode_ahead(self) -> str:
         """Return the mode at the next request if the log has a new one before it, or an empty string."""
@@ -309,8 +335,9 @@ class LoggedStore:
         self.row = replace(self.row, calibration=changes.get("calibration", self.row.calibration))
         return self.row
 
-    async def tail(self, session_id: str) -> Tail:  # noqa: ARG002
-        """Return the whole path up to here."""
+    async def tail(self, session_id: str = "") -> Tail:  # noqa: ARG002
+        """Return the whole path up to here, as it is in the log."""
+        self.changed = None
         return Tail(row=self.row, entries=tuple(await self._until(self.row.leaf or 0)))
 
     async def save_draft(self, session_id: str, **piece: object) -> None:
@@ -334,52 +361,14 @@ def _mode_at(mode: str, entry: Entry) -> str:
             return mode
 
 
-def _difference(new: Body, entry: Entry | None, *, are_sizes_known: bool = True) -> str:
-    """Say how an entry that today's code makes differs from that of the log. Return an empty string if it does not.
-
-    What is shortened is compared only if `are_sizes_known`."""
-    match new, entry.body if entry is not None else None:
-        case TurnEnd(), None:
-            return ""  # the session went back to the middle of the turn
-        case TurnEnd(stop=now), TurnEnd(stop=then):
-            # the user, a kill or a full disk may end a turn at any moment
-            is_same = now == then or then in ("cancelled", "interrupted", "error")
-            return "" if is_same else f"the turn ends with {now} today, with {then} in the log"
-        case Reminder(text=now), Reminder(text=then):
-            return "" if now == then else f"{named(entry)} differs: {_apart(now, then)}"
-        case (Assistant(cut=now), Assistant(cut=then)):
-            is_same = now == then or not are_sizes_known
-            return "" if is_same else f"the calls of {named(entry)} are {_cut(now)} today, {_cut(then)} in the log"
-        case (ToolResult(call=call, cut=now), ToolResult(call=other, cut=then)) if call == other:
-            is_same = now == then or not are_sizes_known
-            return "" if is_same else f"{named(entry)} is {_cut(now)} today, {_cut(then)} in the log"
-        case (Checkpoint() as now, Checkpoint() as then) | (Mask() as now, Mask() as then):
-            return _between(now, then, entry)
-        case _:
-            return f"today {_added(new)} comes where the log has {named(entry)}"
-
-
-def _between(now: Checkpoint | Mask, then: Checkpoint | Mask, entry: Entry | None) -> str:
-    """Say in which field a compaction differs."""
-    is_computed = isinstance(then, Checkpoint) and then.method == "fallback"
-    left_out = _FROM_THE_MODEL - ({"summary"} if is_computed else set())
-    for field in fields(now):
-        one, other = getattr(now, field.name), getattr(then, field.name)
-        if field.name not in left_out and one != other:
-            name = field.name.replace("_", " ")
-            return f"{named(entry)} differs in its {name}: {describe(one)} today, {describe(other)} in the log"
-    return ""
-
-
-def _added(body: Body) -> str:
-    match body:
-        case Checkpoint() | Mask():
-            full = f"; the context has {body.tokens_before:,} tokens, the threshold is {body.threshold or 0:,}"
-            return f"{_kind(body)} (reason: {body.reason}{full})"
-        case Reminder(text=text):
-            return f"{_kind(body)} ({quote(on_one_line(text))})"
-        case _:
-            return _kind(body)
+def _as_decided(new: Body, logged: Body) -> Body:
+    """Return an entry of the log with what today's code decides."""
+    if isinstance(new, Assistant | ToolResult) and isinstance(logged, Assistant | ToolResult):
+        return replace(logged, cut=new.cut)
+    if isinstance(new, Checkpoint) and isinstance(logged, Checkpoint):
+        names = {name: getattr(logged, name) for name in ("compaction_id", "method", "model_calls")}
+        return replace(new, **names)
+    return new if isinstance(new, Mask | Reminder) else logged
 
 
 def named(entry: Entry | None) -> str:
@@ -389,30 +378,9 @@ def named(entry: Entry | None) -> str:
 
 def _kind(body: Body) -> str:
     match body:
-        case Checkpoint():
-            return "a compaction (summary)"
-        case Mask():
-            return "a compaction (hidden outputs)"
-        case Reminder():
-            return "a reminder"
-        case Assistant():
-            return "an answer"
-        case ModelRequest():
-            return "a request without an answer"
         case ToolResult(name=name):
             return f"the result of {shorten(name, 60)}"
         case TurnEnd(stop=stop):
             return f"the end of the turn ({stop})"
         case _:
-            return f"an entry of the kind {type(body).__name__}"
-
-
-def _cut(chars: int | None) -> str:
-    return "whole" if chars is None else f"shortened to {chars:,} characters"
-
-
-def _apart(now: str, then: str) -> str:
-    """Quote where two texts begin to differ."""
-    at = next((at for at, (one, other) in enumerate(zip(now, then, strict=False)) if one != other), None)
-    start = max(0, (min(len(now), len(then)) if at is None else at) - 20)
-    return f"{quote(on_one_line(now[start:]))} today, {quote(on_one_line(then[start:]))} in the log"
+            return _KINDS.get(type(body), f"an entry of the kind {type(body).__name__}")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import dropwhile, takewhile
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
 
-from crow.agent import Client, PermissionAnswer, PermissionQuestion
+from crow.agent import Client
 from crow.agent.compaction.budget import CompactionPolicy, Gauge
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import SYSTEM
@@ -37,13 +36,12 @@ from crow.domain.entries import (
     Remark,
     Reminder,
     Skill,
-    Started,
     ToolResult,
     TurnEnd,
     User,
 )
 from crow.domain.errors import ContextOverflow, CrowError, ModelError, NetworkError
-from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+from crow.domain.events import Event
 from crow.domain.messages import Answer, SystemMessage, ToolCall
 from crow.domain.text import shorten
 from crow.llm import Attempt, Delta, Model, ModelInfo, Request, TextDelta, ThoughtDelta
@@ -51,8 +49,7 @@ from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.store import BranchStore, Tail
 from crow.tools import OnOutput, Outcome, PlannedCall, Toolbox, Workspace
 
-_EDITORS = frozenset({"apply_patch", "edit_file"})
-_EDITS = _EDITORS | {"write_file"}
+_EDITS = frozenset({"apply_patch", "edit_file", "write_file"})
 _SHELLS = frozenset({"shell", "shell_output"})
 """Tools that shorten their own results."""
 _CYCLES = 2_000
@@ -74,16 +71,17 @@ class LoggedTurns:
         self._on_request = on_request
         self._scope = anyio.CancelScope()
         self._window = _LoggedWindow(store)
-        self._answer = Assistant(text="", message_id="")
-        self._steps: Mapping[CallRef, tuple[bool, Entry | None]] = {}
-        """For each call of the newest answer: whether it was started, and its result."""
+        self.answer = (0, Assistant(text="", message_id=""))
+        """The id of the entry with the newest answer, and the answer."""
         self._compactor: Compactor | None = None
-        self.begin(())
+        self._stand_on(Tail(row=store.row, entries=()))
 
-    def begin(self, entries: Sequence[Entry]) -> None:
-        """Go on behind these entries, which are all that is in use of the path."""
-        tail = Tail(row=self._store.row, entries=tuple(entries))
-        self.branch = Branch(cast("BranchStore", self._store), _NobodyAsked(), tail)  # a turn calls no other method
+    async def begin(self) -> None:
+        """Go on with the entries of the log up to here."""
+        self._stand_on(await self._store.tail())
+
+    def _stand_on(self, tail: Tail) -> None:
+        self.branch = Branch(cast("BranchStore", self._store), _Nobody(), tail)  # a turn calls no other method
         self._model = _LoggedModel(self, self._store)
         self._briefing = _LoggedBriefing(self.branch, self._store)
 
@@ -119,14 +117,14 @@ class LoggedTurns:
         turn = Turn(
             branch,
             compactor,
-            cast("Toolbox", _LoggedToolbox(self)),  # a turn calls no other method
+            cast("Toolbox", _LoggedToolbox(self, store)),  # a turn calls no other method
             briefing=self._briefing,
-            permissions=Permissions(branch, _NobodyAsked(), self._workspace),
+            permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call is one that asks
             hooks=BranchHooks(Hooks(), branch, self._workspace, _ignore),
             steps=2**31,
             budget=_LoggedBudget(store),
             standby=_LoggedStandby(store, self._model),
-            inbox=_LoggedInbox(self, store),
+            inbox=_LoggedInbox(branch, store),
         )
         end = TurnEnd(stop="cancelled")
         with anyio.CancelScope() as self._scope:
@@ -157,20 +155,6 @@ class LoggedTurns:
         shown = checkpoint.files_shown if checkpoint is not None else ()
         return next((file.text for file in shown if file.path == path), None)
 
-    async def deliver(self) -> None:
-        """Take over what came from outside before the next request."""
-        await self.branch.store_only(())
-        self._sync()
-
-    def _sync(self) -> None:
-        """Set the mode and, unless a compaction comes first, the calibration to those of the next request."""
-        store = self._store
-        store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
-        ahead, following = store.limits_ahead(), store.next_compared()
-        if ahead is not None and not (following and isinstance(following.body, Checkpoint | Mask)):
-            store.row = replace(store.row, calibration=ahead.calibration)
-        self.branch.row = store.row
-
     # The model of the log.
 
     async def answer_of(self, request: Request) -> LoggedStream:
@@ -179,29 +163,25 @@ class LoggedTurns:
         :raises Diverged: the log has no request here.
         :raises ModelError: the request failed.
         """
-        store, requests = self._store, list[Entry]()
+        store = self._store
         if count := store.overflowed():
             await self.take(count)
             context = self.branch.context()
             request = replace(request, messages=context.messages, tools=context.tools)
-        last = store.next_compared()
-        for entry in store.upcoming():
-            if is_request(entry):
-                requests.append(entry)
-            if entry is last:
-                break
-        body = last.body if last is not None else None
+        before, body = store.before_next(), store.next_made()
+        requests = list(filter(is_request, before))
         is_early_end = isinstance(body, TurnEnd) and body.stop not in ("error", "cancelled", "interrupted")
         is_compaction = isinstance(body, Checkpoint | Mask) and not requests and body.reason != "overflow"
         if is_early_end or is_compaction or isinstance(body, Reminder | ToolResult):
-            store.diverge(f"today a request comes where the log has {named(last)}{self._fullness(body)}")
+            store.diverge(f"today a request comes where the log has {named(store.ahead[len(before)])}")
+        if isinstance(body, Assistant):
+            requests.append(store.ahead[len(before)])
         for entry in requests:
             store.sent = entry.id
             self._on_request(entry, request)
         match body:
             case Assistant():
-                assert last is not None
-                return self._stream(last, body)
+                return self._stream(requests[-1], body)
             case Checkpoint(reason="overflow") | Mask(reason="overflow"):
                 return LoggedStream(None, self._overflow())
             case Checkpoint() | Mask():
@@ -209,16 +189,7 @@ class LoggedTurns:
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(None, ModelError(detail))
             case _:
-                return LoggedStream(None, park=self._park)
-
-    def _fullness(self, body: object) -> str:
-        if self._compactor is None or not isinstance(body, Checkpoint | Mask):
-            return ""
-        used, threshold = self._compactor.gauge.used(), self._compactor.gauge.limits().threshold
-        return (
-            f"; the context has {used:,} tokens today and the threshold is {threshold:,}, in the log they were "
-            f"{body.tokens_before:,} and {body.threshold or 0:,}"
-        )
+                return LoggedStream(None, park=self.park)
 
     def _overflow(self) -> ContextOverflow:
         """Return the error of a request that was too long. What crow learned from it is in the next record, changed by
@@ -236,68 +207,24 @@ class LoggedTurns:
         self.branch.row = self._store.row = replace(self._store.row, calibration=calibration)
 
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
-        """Return an answer as it arrived. Remember what became of its calls."""
-        results, started = dict[CallRef, Entry](), set[CallRef]()
-        for later in dropwhile(lambda each: each is not entry, self._store.upcoming()):
-            match later.body:
-                case ToolResult(call=ref):
-                    results.setdefault(ref, later)
-                case Started(call=ref):
-                    started.add(ref)
-                case Assistant() if later is not entry:
-                    break
-                case _:
-                    pass
-        refs = [CallRef(assistant=entry.id, index=index) for index in range(len(body.calls))]
-        self._answer, self._steps = body, {ref: (ref in started, results.get(ref)) for ref in refs}
+        """Return an answer as it arrived."""
+        self.answer = (entry.id, body)
         if body.finish != "interrupted":
             return LoggedStream(entry)
-        following = self._store.next_compared(after=entry)
-        match following.body if following is not None else None:
+        match self._store.next_made(after=entry):
             case TurnEnd(stop="error", detail=detail):
                 return LoggedStream(entry, ModelError(detail))
             case TurnEnd() | None:
-                return LoggedStream(entry, park=self._park)
+                return LoggedStream(entry, park=self.park)
             case _:
                 return LoggedStream(entry, NetworkError("The stream broke."))
 
-    async def _park(self) -> None:
+    async def park(self) -> NoReturn:
         """Cancel the turn, because the log says that it was cancelled or killed here."""
         self._store.has_parked = True
         self._scope.cancel()
         await anyio.sleep_forever()
-
-    # The tools of the log.
-
-    def logged_call(self, call: ToolCall) -> tuple[Announcement | None, bool, Entry | None]:
-        """Return the announcement of a call of the newest answer, whether it was started, and its result."""
-        index = next(index for index, each in enumerate(self._answer.calls) if each is call)
-        shown = self._answer.announcements
-        was_started, result = next(state for ref, state in self._steps.items() if ref.index == index)
-        return shown[index] if index < len(shown) else None, was_started, result
-
-    def is_edit(self, tool: str) -> bool:
-        """Return whether a tool edits files, and is on offer. Of the two editors only one is listed, but both work."""
-        offered = (
-            {spec.name for spec in self.branch.projection.prompt.tools}
-            if self.branch.projection.prompt is not None
-            else set()
-        )
-        return tool in _EDITS and bool(offered & (_EDITORS if tool in _EDITORS else {tool}))
-
-    async def result_of(self, ref: CallRef) -> Entry:
-        """Wait until the results that came earlier were stored. Then return that of this call."""
-        store, result = self._store, self._steps.get(ref, (False, None))[1]
-        if result is None:
-            await self._park()
-        assert result is not None
-        cycles, seen = 0, store.taken
-        while (following := store.next_compared()) is not result:
-            await anyio.lowlevel.checkpoint()
-            cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
-            if cycles > _CYCLES or store.difference:
-                store.diverge(f"today {named(result)} comes before {named(following)}, in the log after it")
-        return result
+        raise AssertionError("the turn was cancelled")
 
 
 class LoggedStream:
@@ -367,7 +294,7 @@ class _LoggedModel:
             name=request.model if request is not None else "",
             endpoint=sent.endpoint if sent is not None else self._store.endpoint,
             context_window=limits.window if limits is not None else None,
-            is_window_configured=limits is not None and limits.is_configured,
+            is_window_configured=limits is not None and limits.configured,
             max_output_tokens=limits.output if limits is not None else None,
         )
 
@@ -399,8 +326,9 @@ class _LoggedModel:
 class _LoggedToolbox:
     """The tools: each call gets its result in the log."""
 
-    def __init__(self, turns: LoggedTurns) -> None:
+    def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
         self._turns = turns
+        self._store = store
 
     def prepare(self) -> None:
         """See :class:`crow.tools.Toolbox`."""
@@ -411,13 +339,14 @@ class _LoggedToolbox:
 
     async def plan(self, call: ToolCall) -> PlannedCall:
         """See :class:`crow.tools.Toolbox`. A call that was refused has its answer in the log."""
-        announcement, was_started, result = self._turns.logged_call(call)
-        body = result.body if result is not None else None
+        entry_id, answer = self._turns.answer
+        index = next(index for index, each in enumerate(answer.calls) if each is call)
+        was_started, result = self._store.fate_of(CallRef(assistant=entry_id, index=index))
         return PlannedCall(
-            announcement=announcement or Announcement(title=call.name),
+            announcement=next(iter(answer.announcements[index:]), Announcement(title=call.name)),
             access="none",
-            is_barrier=self._turns.is_edit(call.name),
-            fault=body.text if isinstance(body, ToolResult) and not was_started else None,
+            is_barrier=call.name in _EDITS,
+            fault=result[1].text if result is not None and not was_started else None,
         )
 
     async def run(
@@ -429,11 +358,15 @@ class _LoggedToolbox:
         planned: PlannedCall | None = None,  # noqa: ARG002
     ) -> Outcome:
         """See :class:`crow.tools.Toolbox`. The results come in the order of the log."""
-        ref = CallRef.parse(call_id)
+        ref, store = CallRef.parse(call_id), self._store
         assert ref is not None
-        entry = await self._turns.result_of(ref)
-        body = entry.body
-        assert isinstance(body, ToolResult)
+        entry, body = store.fate_of(ref)[1] or await self._turns.park()
+        cycles, seen = 0, store.taken
+        while store.next_made() is not body:
+            await anyio.lowlevel.checkpoint()
+            cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
+            if cycles > _CYCLES or store.difference is not None:
+                store.diverge(f"today {named(entry)} comes earlier than in the log")
         return Outcome(
             text=body.text,
             is_error=body.is_error,
@@ -463,9 +396,11 @@ class _LoggedBriefing(Briefing):
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
         """Return the reminder that is due if the facts are now those that the log names next."""
-        following = self._store.next_compared()
+        before, following = self._store.before_next(), self._store.next_made()
         self.look_back()
-        told = self._told | (facts_told([following]) if following and isinstance(following.body, Reminder) else {})
+        told = dict(self._told)
+        if isinstance(following, Reminder):
+            told |= facts_told([self._store.ahead[len(before)]])
         self.learn({name: told.get(name, "") for name in SECTIONS})
         return super().reminder()
 
@@ -488,7 +423,7 @@ class _LoggedWindow(ContextWindow):
     def cautious_tokens(self, info: ModelInfo) -> int:
         """See :class:`ContextWindow`."""
         limits = self._log.limits_now()
-        return limits.cautious if limits is not None else self.declared(info)
+        return (limits.cautious or limits.window) if limits is not None else self.declared(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:  # noqa: ARG002
         """Return False: the log has the window that was used."""
@@ -496,8 +431,7 @@ class _LoggedWindow(ContextWindow):
 
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:  # noqa: ARG002
         """Return the window that the next compaction of the log assumed."""
-        following = self._log.next_compared()
-        body = following.body if following is not None else None
+        body = self._log.next_made()
         window = body.window if isinstance(body, Checkpoint | Mask) else None
         return window or min(self.declared(info), used * 9 // 10)
 
@@ -530,8 +464,7 @@ class _LoggedStandby(Standby):
 
     async def next(self, error: ModelError) -> Model | None:  # noqa: ARG002
         """See :class:`Standby`."""
-        following = self._store.next_compared()
-        return self._model if following is not None and isinstance(following.body, Checkpoint | Mask) else None
+        return self._model if isinstance(self._store.next_made(), Checkpoint | Mask) else None
 
     async def answered(self) -> None:
         """See :class:`Standby`."""
@@ -540,52 +473,34 @@ class _LoggedStandby(Standby):
 class _LoggedInbox:
     """What came from outside while the turn ran: prompts of the user, texts of hooks, work in the background."""
 
-    def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
-        self._turns = turns
+    def __init__(self, branch: Branch, store: LoggedStore) -> None:
+        self._branch = branch
         self._store = store
 
     @property
     def has_news(self) -> bool:
         """Whether the log has a text for the model next, and the turn goes on after it."""
-        following = self._store.next_compared()
-        end = following.body if following is not None else None
+        end = self._store.next_made()
         if end is None or (isinstance(end, TurnEnd) and end.stop != "max_turn_requests"):
             return False
-        before = takewhile(lambda entry: entry is not following, self._store.upcoming())
-        return any(isinstance(entry.body, User | Custom | Skill) for entry in before)
+        return any(isinstance(entry.body, User | Custom | Skill) for entry in self._store.before_next())
 
     async def deliver(self) -> None:
-        """Take it over."""
-        await self._turns.deliver()
+        """Take it over. Set the mode and, unless a compaction comes first, the calibration to those of the next
+        request."""
+        branch, store = self._branch, self._store
+        await branch.store_only(())
+        store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
+        ahead = store.limits_ahead()
+        if ahead is not None and not isinstance(store.next_made(), Checkpoint | Mask):
+            store.row = replace(store.row, calibration=ahead.calibration)
+        branch.row = store.row
 
 
-class _NobodyAsked:
-    """A client that shows nothing and asks nobody; see :class:`crow.agent.Client`. The calls that ask are not planned
-    again, so nothing is asked."""
-
-    takes_notices = True
-    shows_subagents = False
-    question_kinds: frozenset[ElicitationKind] = frozenset()
+class _Nobody:
+    """Gets what clients are told."""
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`."""
-
-    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:  # noqa: ARG002
-        """See :class:`crow.agent.Client`."""
-        return "cannot_ask"
-
-    async def elicit(self, question: Elicitation) -> ElicitationAnswer:  # noqa: ARG002
-        """See :class:`crow.agent.Client`."""
-        return ElicitationAnswer(action="cancel")
-
-    async def finish_question(self, question_id: str) -> None:
-        """See :class:`crow.agent.Client`."""
-
-    def open_subagent(self, session_id: str) -> Client:  # noqa: ARG002
-        """See :class:`crow.agent.Client`."""
-        return self
-
-    def close_subagent(self, session_id: str) -> None:
         """See :class:`crow.agent.Client`."""
 
 

@@ -6,6 +6,7 @@ digest of the bytes of each request. So a request that is the same today can be 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,21 +50,23 @@ Outcome: TypeAlias = Literal["identical", "different", "unproven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedRequest:
-    """A request that was built again."""
+class Replayed:
+    """A request that was built again, or an edit that was made again."""
 
     session: str
     entry: int
-    """The id of the entry that holds the answer."""
+    """The id of the entry that holds the answer or the result."""
     turn: int
     outcome: Outcome
-    """`unproven`: the log does not tell how the request was sent."""
+    """`unproven`: the log does not tell how the request was sent, or the edit cannot be made again."""
+    tool: str = ""
+    """The tool that edits. Empty for a request."""
     size: int = 0
     """The bytes of the request as built today."""
     version: str = ""
     """The version of crow that sent the request."""
     words: str = ""
-    """Why the request is not identical. Empty if it is."""
+    """Why it is not identical. Empty if it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +75,14 @@ class LoggedRequest:
 
     entry: Entry
     """The answer, or the usage of a request without an answer."""
-    sent: SentRequest | None
     context: Context
     projection: Projection
     """Has the entries in use, until the next request is read."""
+
+    @property
+    def sent(self) -> SentRequest | None:
+        """How it was sent, if the log tells."""
+        return sent_by(self.entry)
 
 
 async def logged_requests(store: Store, session_id: str) -> AsyncIterator[LoggedRequest]:
@@ -91,27 +98,17 @@ async def paths(store: Store, session_id: str) -> AsyncIterator[Callable[[], Asy
     """Yield functions that read the paths of a session: first that of the current branch, then the others."""
     yield partial(_path, store, session_id)
     async for left in left_branches(store, session_id):
-        yield partial(_path, store, session_id, until=left[0].parent, then=left)
+        yield partial(_path, store, session_id, left)
 
 
-async def _path(
-    store: Store, session_id: str, *, until: int | None = -1, then: Sequence[Entry] = ()
-) -> AsyncIterator[Entry]:
-    """Yield the entries of the session's path up to the entry `until`, then the entries `then`. If `until` is -1, yield
-    the whole path. If it is None, yield only `then`."""
-    if until is not None:
-        async for entry in _history(store, session_id):
-            yield entry
-            if entry.id == until:
-                break
-    for entry in then:
-        yield entry
-
-
-async def _history(store: Store, session_id: str) -> AsyncIterator[Entry]:
+async def _path(store: Store, session_id: str, left: Sequence[Entry] = ()) -> AsyncIterator[Entry]:
+    """Yield the entries of the session's path. With `left`, yield those before this branch, and then the branch."""
     async for batch in store.history(session_id):
         for entry in batch:
-            yield entry
+            if not left or entry.id <= (left[0].parent or 0):
+                yield entry
+    for entry in left:
+        yield entry
 
 
 async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]) -> AsyncIterator[LoggedRequest]:
@@ -120,7 +117,7 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
     async for entry in path():
         if is_request(entry) and entry.id not in known:
             known.add(entry.id)
-            yield LoggedRequest(entry=entry, sent=sent_by(entry), context=projection.context(), projection=projection)
+            yield LoggedRequest(entry=entry, context=projection.context(), projection=projection)
         if isinstance(entry.body, Restore):  # what a checkpoint had covered is in use again
             projection = Projection([each async for each in path() if each.id <= entry.id])
         else:
@@ -134,12 +131,12 @@ class Rebuilder:
         self._extras = extras or {}
         self._encoders: dict[tuple[str, str], AnyEncoder] = {}
 
-    def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> ReplayedRequest:
+    def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> Replayed:
         """Build a request again and compare it. With `is_case`, the log is that of a case file, whose entries have
         other ids than those that were sent."""
         entry, sent = logged.entry, logged.sent
         outcome, words, body = self._compared(logged, is_case=is_case)
-        return ReplayedRequest(
+        return Replayed(
             session=entry.session,
             entry=entry.id,
             turn=entry.turn,
@@ -233,14 +230,10 @@ def _located(
             before = encoder.messages(messages[:count], endpoint=sent.endpoint, dialect=dialect)
         return first_piece + sum(len(piece) + 1 for piece in before)
 
-    def index_at(position: int, slack: int = 0) -> int:
-        low, high = 0, len(messages) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if start(middle) <= position + slack else (low, middle - 1)
-        return low
+    def index_at(position: int) -> int:
+        return max(0, bisect_right(range(len(messages)), position, key=start) - 1)
 
-    first = index_at(start_at, _FRAME_BYTES)
+    first = index_at(start_at + _FRAME_BYTES)
     last = first if is_one else max(first, index_at(end_at - 1))
     rule = _rule(logged, first)
     if first == last:

@@ -12,16 +12,16 @@ from dataclasses import replace
 from crow.domain.conversation import Context
 from crow.domain.entries import Entry, ModelRequest, User
 from crow.llm import Request
-from crow.replay.log import Diverged, LoggedStore, is_request, sent_by
+from crow.replay.log import Diverged, LoggedStore, is_request, named, sent_by
 from crow.replay.loop import LoggedTurns
-from crow.replay.requests import LoggedRequest, Rebuilder, ReplayedRequest, paths
+from crow.replay.requests import LoggedRequest, Rebuilder, Replayed, paths
 from crow.store import Store
 from crow.tools import Workspace
 
 
 async def replayed_requests(
     store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_case: bool = False
-) -> AsyncIterator[ReplayedRequest]:
+) -> AsyncIterator[Replayed]:
     """Yield the requests of a session and of all its branches, and the turns that would end otherwise. The current
     branch comes first. `workspace` is an empty directory."""
     known: set[int] = set()
@@ -45,12 +45,12 @@ class _PathReplay:
     ) -> None:
         self._store, self._rebuilder, self._known, self._is_case = store, rebuilder, known, is_case
         self._turns = LoggedTurns(store, workspace, self._sent)
-        self._found: list[ReplayedRequest] = []
+        self._found: list[Replayed] = []
         self._reason = ""
         """Why the turn does not do what the log says. Told with the next request."""
         self._newest: Entry | None = None
 
-    async def requests(self) -> AsyncIterator[ReplayedRequest]:
+    async def requests(self) -> AsyncIterator[Replayed]:
         """Yield the requests of the path."""
         while await self._store.fill():
             self._store.begin_turn()
@@ -58,7 +58,7 @@ class _PathReplay:
                 await self._run()
             except Diverged as words:
                 self._reason = str(words)
-                self._turns.begin(self._turns.branch.entries)
+                await self._turns.begin()
             while entry := next(self._store.upcoming(), None):
                 await self._take(entry)
                 self._newest = entry
@@ -90,28 +90,31 @@ class _PathReplay:
         await self._turns.take(1)
 
     def _sent(self, entry: Entry, request: Request) -> None:
-        """Compare a request that a turn sends."""
+        """Compare a request that a turn sends. If it differs because of what was decided again, the rest of the turn is
+        built from the log."""
         context = self._turns.branch.context()
-        self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
+        is_same = self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
+        if not is_same and self._store.changed:
+            self._store.diverge("")
 
-    def _compare(self, entry: Entry, context: Context) -> None:
+    def _compare(self, entry: Entry, context: Context) -> bool:
+        """Compare a request, unless that was done on another path. Return whether it may be what was sent."""
         if entry.id in self._known:
-            return
+            return True
         self._known.add(entry.id)
-        logged = LoggedRequest(
-            entry=entry, sent=sent_by(entry), context=context, projection=self._turns.branch.projection
-        )
+        logged = LoggedRequest(entry=entry, context=context, projection=self._turns.branch.projection)
         found = self._rebuilder.replay(logged, is_case=self._is_case)
+        if found.outcome == "different" and (changed := self._store.changed):
+            found = replace(found, words=f"{named(changed)} is made differently today: {found.words}")
         if self._reason:
             found = replace(found, outcome="different", words=self._reason)
         self._reason = ""
         self._found.append(found)
+        return found.outcome != "different"
 
     def _add(self, entry: Entry, words: str) -> None:
         self._reason = ""
         if entry.id not in self._known:
             self._known.add(entry.id)
-            found = ReplayedRequest(
-                session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words
-            )
+            found = Replayed(session=entry.session, entry=entry.id, turn=entry.turn, outcome="different", words=words)
             self._found.append(found)

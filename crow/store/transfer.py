@@ -6,7 +6,7 @@ import hashlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from crow.domain.entries import Body, Entry
@@ -91,22 +91,27 @@ class Lines:
             numbered = portable.renumbered(
                 entry.body, lambda one: number_of(chosen.ids, one), lambda one: _bound(chosen.ids, one)
             )
-            body = encode(numbered, shares_texts=False)  # older versions read no other form
-            text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
-            for name, data in body.blobs.items():
-                if name != body.spilled and name not in chosen.written_blobs:
-                    chosen.written_blobs.add(name)
-                    yield self._counted(portable.line_of(portable.blob_record(name, data)))
             record = EntryRecord(
                 id=number_of(chosen.ids, entry.id),
                 parent=_parent_number(chosen.ids, entry),
                 session=entry.session if entry.session in chosen.sessions else None,
                 created_ms=entry.created_ms,
-                kind=body.kind,
+                kind="",
                 body={},
                 **{name: getattr(entry, name) for name in _COPIED},
             )
-            yield self._counted(portable.line_of(record, body=text))
+            yield from self.entry(record, numbered, chosen.written_blobs)
+
+    def entry(self, record: EntryRecord, body: Body, written_blobs: set[str]) -> Iterator[bytes]:
+        """Return the lines of one entry. `written_blobs` are the hashes of the blobs that are already in the file, to
+        which this method adds."""
+        encoded = encode(body, shares_texts=False)  # older versions read no other form
+        text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
+        for name, data in encoded.blobs.items():
+            if name != encoded.spilled and name not in written_blobs:
+                written_blobs.add(name)
+                yield self._counted(portable.line_of(portable.blob_record(name, data)))
+        yield self._counted(portable.line_of(replace(record, kind=encoded.kind), body=text))
 
     def end(self) -> bytes:
         """Return the last line."""

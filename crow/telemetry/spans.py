@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -96,20 +95,19 @@ class _Translation:
         self._model = ""
         self._calls: dict[CallRef, ToolCall] = {}
         self._started: dict[CallRef, int] = {}
-        self._has_prompt = False
         self._stop = ""
         self._end_ms = 0
 
     def spans(self) -> list[Span]:
         """Return all spans. The turn's own span is the first one."""
-        for index, (entry, times) in enumerate(zip(self._turn.entries, self._times(), strict=True)):
+        for entry, times in zip(self._turn.entries, self._times(), strict=True):
             match entry.body:
                 case Assistant() as body:
                     for at, one in enumerate(body.calls):
                         self._calls[CallRef(assistant=entry.id, index=at)] = one
                     self._add_chat(entry, times, body.sent, body.endpoint)
                 case ModelRequest(sent=sent):
-                    self._add_chat(entry, times, sent, "", parent=_compaction_after(self._turn.entries[index:]))
+                    self._add_chat(entry, times, sent, "")
                 case Checkpoint() | Mask():
                     self._add_compaction(entry, times)
                 case Started(call=call):
@@ -122,12 +120,13 @@ class _Translation:
                         self._add_call(call, (started, times[1]), None, error=stop)
                     self._started.clear()
                     self._stop, self._end_ms = stop, times[1]
-                case User():
-                    self._has_prompt = True
                 case _:
                     pass
             self._end_ms = self._end_ms if self._stop else times[1]
-        return [self._turn_span(), *self._found] if self._has_prompt else self._found
+        if any(isinstance(entry.body, User) for entry in self._turn.entries):
+            self._add_turn()
+            self._found.insert(0, self._found.pop())
+        return self._found
 
     def _times(self) -> Iterator[tuple[int, int]]:
         """Yield for each entry the time at which the work on it began, and the time at which the entry was stored.
@@ -144,14 +143,13 @@ class _Translation:
                 earlier, now = now, entry.created_ms
             yield (earlier, earlier) if now in repaired else (earlier, now)
 
-    def _turn_span(self) -> Span:
-        """Return the span of the whole turn."""
+    def _add_turn(self) -> None:
+        """Add the span of the whole turn."""
         entries = self._turn.entries
         attributes: dict[str, Value | None] = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.provider.name": self._provider,
             "gen_ai.agent.name": self._turn.agent,
-            "gen_ai.conversation.id": self._session,
             "gen_ai.request.model": self._model,
             "crow.turn.stop": self._stop,
             "error.type": {"error": "_OTHER", "interrupted": "interrupted"}.get(self._stop, ""),
@@ -161,19 +159,11 @@ class _Translation:
             texts = [part.text for prompt in prompts for part in prompt.parts if isinstance(part, Text)]
             parts = [{"type": "text", "content": self._masked(text)} for text in texts]
             attributes["gen_ai.input.messages"] = json.dumps([{"role": "user", "parts": parts}])
-        place = (self._turn.span_id, self._turn.parent_id)
-        return self._span(f"invoke_agent {self._turn.agent}", place, (entries[0].created_ms, self._end_ms), attributes)
+        times = (entries[0].created_ms, self._end_ms)
+        self._add(f"invoke_agent {self._turn.agent}", self._turn.span_id, times, attributes)
 
-    def _add_chat(
-        self,
-        entry: Entry,
-        times: tuple[int, int],
-        sent: SentRequest | None,
-        endpoint: str,
-        *,
-        parent: int | None = None,
-    ) -> None:
-        """Add the span of a request to a model. Without `parent`, it belongs to the turn."""
+    def _add_chat(self, entry: Entry, times: tuple[int, int], sent: SentRequest | None, endpoint: str) -> None:
+        """Add the span of a request to a model."""
         body = entry.body
         self._endpoint = endpoint = (sent.endpoint if sent else "") or endpoint or self._endpoint
         base_url, _, model = endpoint.partition(" ")
@@ -185,7 +175,6 @@ class _Translation:
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": self._provider,
             "gen_ai.request.model": self._model,
-            "gen_ai.conversation.id": self._session,
             "gen_ai.request.stream": True,
             "gen_ai.request.max_tokens": sent.limit if sent else None,
             "gen_ai.request.reasoning.level": sent.thought_level if sent else None,
@@ -202,18 +191,16 @@ class _Translation:
         elif isinstance(body, ModelRequest):
             attributes["crow.request.purpose"] = body.purpose
             attributes["error.type"] = "no_answer" if body.purpose == "answer" else ""
-        place = (span_id("chat", entry.id), self._turn.root if parent is None else parent)
-        self._found.append(self._span(f"chat {self._model}", place, times, attributes, is_client=True))
+        self._add(f"chat {self._model}", span_id("chat", entry.id), times, attributes, is_client=True)
 
     def _add_compaction(self, entry: Entry, times: tuple[int, int]) -> None:
         body = entry.body
-        attributes: dict[str, Value | None] = {"gen_ai.conversation.id": self._session}
+        attributes: dict[str, Value | None] = {}
         if isinstance(body, Checkpoint | Mask):
             attributes |= {"crow.tokens_before": body.tokens_before, "crow.tokens_after": body.tokens_after}
         if isinstance(body, Checkpoint):
             attributes |= {"crow.compaction.reason": body.reason, "crow.compaction.method": body.method}
-        place = (span_id("compaction", entry.id), self._turn.root)
-        self._found.append(self._span("compact", place, times, attributes))
+        self._add("compact", span_id("compaction", entry.id), times, attributes)
 
     def _add_call(self, call: CallRef, times: tuple[int, int], result: ToolResult | None, *, error: str = "") -> None:
         """Add the span of a tool call. Without `result`, the turn ended before the call did."""
@@ -224,40 +211,40 @@ class _Translation:
             "gen_ai.tool.name": name,
             "gen_ai.tool.call.id": call.call_id,
             "gen_ai.tool.type": "function",
-            "gen_ai.conversation.id": self._session,
             "mcp.method.name": "tools/call" if "__" in name else "",
             "error.type": "tool_error" if result is not None and result.is_error else error,
         }
         if self._redact is not None:
             attributes["gen_ai.tool.call.arguments"] = self._masked(made.arguments) if made else ""
             attributes["gen_ai.tool.call.result"] = self._masked(result.text) if result else ""
-        place = (id_of_call(call), self._turn.root)
-        self._found.append(self._span(f"execute_tool {name}", place, times, attributes))
+        self._add(f"execute_tool {name}", id_of_call(call), times, attributes)
 
-    def _span(
+    def _add(
         self,
         name: str,
-        place: tuple[int, int | None],
+        own_id: int,
         times: tuple[int, int],
         attributes: Mapping[str, Value | None],
         *,
         is_client: bool = False,
-    ) -> Span:
-        """Return a span without the attributes that are unknown. `place` has its id and that of its parent."""
-        return Span(
+    ) -> None:
+        """Add a span without the attributes that are unknown."""
+        turn, known = self._turn, {**attributes, "gen_ai.conversation.id": self._session}
+        span = Span(
             name=_whole(name),
-            trace_id=self._turn.trace_id,
-            span_id=place[0],
-            parent_id=place[1],
+            trace_id=turn.trace_id,
+            span_id=own_id,
+            parent_id=turn.parent_id if own_id == turn.span_id else turn.root,
             start_ms=min(times),
             end_ms=times[1],
             attributes={
                 key: _whole(value) if isinstance(value, str) else value
-                for key, value in attributes.items()
+                for key, value in known.items()
                 if value is not None and value != ""
             },
             is_client=is_client,
         )
+        self._found.append(span)
 
     def _answer(self, body: Assistant, reason: str) -> str:
         parts: list[dict[str, str]] = [
@@ -309,14 +296,3 @@ def _server(base_url: str) -> dict[str, Value]:
         return {}
     default = 80 if parts.scheme == "http" else 443
     return {"server.address": host, "server.port": port or default} if host else {}
-
-
-def _compaction_after(entries: Sequence[Entry]) -> int | None:
-    """Return the id of the compaction that the first of these entries, a request, was made for. Return None if it was
-    made for something else."""
-    request = entries[0]
-    if isinstance(request.body, ModelRequest) and request.body.purpose == "summary":
-        for entry in takewhile(lambda one: one.created_ms == request.created_ms, entries):
-            if isinstance(entry.body, Checkpoint):
-                return span_id("compaction", entry.id)
-    return None

@@ -379,6 +379,12 @@ def _some_tests(script: Script, _: str) -> str:
     return P
 
 
+def _some_tests_failed(script: Script, check: str) -> str:
+    script.shell("pytest tests/test_a.py", 1)
+    script.shell(check)
+    return N
+
+
 def _other_was_not_repeated(script: Script, check: str) -> str:
     script.shell("nox -s docs")
     script.edit("src/b.py")

@@ -14,7 +14,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.sent import sent_request
 from crow.llm.wires import wire_named
 from crow.replay.case import with_subagents
-from crow.replay.requests import Rebuilder, ReplayedRequest
+from crow.replay.requests import Rebuilder, Replayed
 from crow.replay.turns import replayed_requests
 from crow.store.sqlite.store import SqliteStore
 from crow.tools.workspace import DiskWorkspace
@@ -72,7 +72,7 @@ class _Recorded(ScriptedStream):
         return tuple(replace(each, sent=self._sent) for each in super().attempts())  # type: ignore[arg-type]
 
 
-async def replayed(directory: Path, session: str = "s1") -> list[ReplayedRequest]:
+async def replayed(directory: Path, session: str = "s1") -> list[Replayed]:
     """Replay a stored session and its subagents."""
     place = directory / "scratch"
     place.mkdir(exist_ok=True)

@@ -39,7 +39,7 @@ def logged(bodies: tuple[Body, ...], sent: SentRequest | None = None) -> LoggedR
     ]
     projection = Projection(entries)
     answer = replace(entries[-1], id=len(entries) + 1, body=Assistant(text="Done.", message_id="a9", sent=sent))
-    return LoggedRequest(entry=answer, sent=sent, context=projection.context(), projection=projection)
+    return LoggedRequest(entry=answer, context=projection.context(), projection=projection)
 
 
 def sent_of(bodies: tuple[Body, ...], dialect: Dialect) -> SentRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import sqlite3
@@ -69,6 +70,7 @@ class Commands:
     async def __call__(self, *arguments: str) -> tuple[int, str]:
         """Return the exit code and what was printed."""
         code = await anyio.to_thread.run_sync(main, list(arguments))
+        gc.unfreeze()  # each command would otherwise keep the garbage of those before it
         said = self._capsys.readouterr()
         return code, said.out + said.err
 
@@ -93,7 +95,7 @@ class Commands:
     async def replay_all(self, name: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the requests of a session or a file, built again, and the edits, made again."""
         found = [json.loads(line) for line in (await self("replay", name, "--json"))[1].splitlines()]
-        return [each for each in found if "tool" not in each], [each for each in found if "tool" in each]
+        return [each for each in found if not each["tool"]], [each for each in found if each["tool"]]
 
 
 @pytest.fixture
@@ -218,7 +220,9 @@ async def test_a_case_is_redacted_and_says_what_differed(
             await agent.initialize()
             session = await agent.new_session(place)
             model.sessions[str(place)] = session
-            model.steps[session] = deque([call(("read_file", {"path": "notes.txt"})), say(f"It is {SECRET}.")])
+            model.steps[session] = deque(
+                [call(("read_file", {"path": "notes.txt", "password": "hunter2hunter2"})), say(f"It is {SECRET}.")]
+            )
             await agent.prompt(session, f"Use {SECRET} in /home/anna/nest, write to anna@example.org")
     path = tmp_path / "case.jsonl"
     code, said = await run("sessions", "export", session, "--format", "case", "-o", str(path))
