@@ -151,7 +151,7 @@ async def _receipts(
     """Return the newest receipt of each session by the session's id. The value is None for a session without any."""
     found = {}
     for one in listed:
-        entries = await context.store.left_behind(one.row.leaf, None, ("custom",))
+        entries = await context.store.entries_beyond(one.row.leaf, None, ("custom",))
         found[one.row.id] = next(
             (data for each in reversed(entries) if (data := receipt_in(each.body)) is not None), None
         )

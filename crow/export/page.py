@@ -116,7 +116,7 @@ async def session_page(
         page.labels = {point.entry: point.labels for point in outline.points if point.labels}
         for tip in outline.tips:
             if not tip.is_current:
-                left = await store.left_behind(tip.entry, row.leaf, KINDS.values())
+                left = await store.entries_beyond(tip.entry, row.leaf, KINDS.values())
                 page.add_branch(left, reasons.get(tip.entry, ""))
         async for batch in store.history(session_id):
             for entry in batch:

@@ -39,14 +39,14 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     if cursor.entry and await store.entry(cursor.entry, session_id=session_id) is None:
         raise CursorGap(f"entry {cursor.entry} is not in the current history of this session.")
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
-    if len(await store.left_behind(leaf, place, ("turn_end",))) > _MAX_MISSED_TURNS:
+    if len(await store.entries_beyond(leaf, place, ("turn_end",))) > _MAX_MISSED_TURNS:
         raise CursorGap(f"the client has missed more than {_MAX_MISSED_TURNS} turns.")
     # Calls that were open at the cursor belong to the last answer before it. So the entries are read from there, if
     # that answer is in memory. If not, the answers of the missed results are looked up one by one.
     answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
     answer = next((each for each in answers if each.id <= cursor.entry), None)
     every_kind = frozenset(KINDS.values())
-    found = await store.left_behind(leaf, place if answer is None else answer.parent, every_kind)
+    found = await store.entries_beyond(leaf, place if answer is None else answer.parent, every_kind)
     missed = tuple(entry for entry in found if entry.id > cursor.entry)
     before = tuple(entry for entry in found if entry.id <= cursor.entry)
     if answer is None:

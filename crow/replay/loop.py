@@ -56,7 +56,7 @@ _CYCLES = 2_000
 """A call waits for the results before its own during at most this many rounds of the event loop in which nothing
 happens."""
 _LIMITS = ("Stopped after ", " has cost ")
-"""The remarks with which a turn stops at a limit that the user has set."""
+"""A remark that contains one of these says that the turn stopped at a limit."""
 
 OnRequest: TypeAlias = Callable[[Entry, Request], None]
 """Gets the entry of the log, and the request that today's code sends in its place."""
@@ -437,7 +437,7 @@ class _LoggedWindow(ContextWindow):
 
 
 class _LoggedBudget(Budget):
-    """The limits of the user, as far as a turn stopped at them."""
+    """Stops a turn at a limit only where the logged turn stopped at one."""
 
     def __init__(self, store: LoggedStore) -> None:
         self._store = store

@@ -365,7 +365,7 @@ class SearchStore(Protocol):
     async def moves(self, session_id: str) -> tuple[Move, ...]:
         """Return the session's moves, newest first, but not more than ten thousand."""
 
-    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+    async def entries_beyond(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
         """Return the entries of these kinds that are on the path to `leaf` but not on the path to `to`, oldest first.
         Kinds are named as in the table `entries`."""
 

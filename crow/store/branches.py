@@ -16,7 +16,7 @@ async def left_branches(store: Store, session_id: str) -> AsyncIterator[Sequence
     row, known = await store.session(session_id), set[int | None]((None,))
     for move in await store.moves(session_id):
         if move.from_leaf not in known:
-            left = await store.left_behind(move.from_leaf, row.leaf, KINDS.values())
+            left = await store.entries_beyond(move.from_leaf, row.leaf, KINDS.values())
             known |= {entry.id for entry in left} | {move.from_leaf}
             if left:
                 yield left

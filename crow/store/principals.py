@@ -394,10 +394,10 @@ class PrincipalStore(Store, Watcher):
     async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
         return await self.inner.compacted([one for one in session_ids if await self._may(one, "read")])
 
-    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+    async def entries_beyond(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
         if not await self._sees([one for one in (leaf, to) if one is not None]):
             return ()
-        return await self.inner.left_behind(leaf, to, kinds)
+        return await self.inner.entries_beyond(leaf, to, kinds)
 
     async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
         if not await self._sees([one for one in (leaf, to) if one is not None]):

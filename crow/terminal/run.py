@@ -359,7 +359,7 @@ class _RunClient:
         """Return the newest receipt since `leaf`, or None if the run changed no files."""
         assert isinstance(connection, TerminalConnection)
         row = await connection.store.session(self._session_id)
-        entries = await connection.store.left_behind(row.leaf, leaf, ("custom",))
+        entries = await connection.store.entries_beyond(row.leaf, leaf, ("custom",))
         return next((data for entry in reversed(entries) if (data := receipt_in(entry.body)) is not None), None)
 
     def _spent(self) -> float | None:

@@ -320,8 +320,8 @@ class SlowStore(PrincipalStore):
         super().__init__(store, None)
         self._go_on = go_on
 
-    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
-        found = await super().left_behind(leaf, to, kinds)
+    async def entries_beyond(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        found = await super().entries_beyond(leaf, to, kinds)
         await self._go_on()
         return found
 

@@ -109,12 +109,12 @@ async def test_what_a_move_leaves_behind_is_what_the_other_path_does_not_have(st
     await move(store, one[2].id)
     two = await converse(store, "s1", "four")
     kinds = ("user", "turn_end")
-    assert ids(await store.left_behind(one[8].id, one[2].id, kinds)) == ids([one[3], one[5], one[6], one[8]])
-    assert ids(await store.left_behind(one[8].id, two[2].id, kinds)) == ids([one[3], one[5], one[6], one[8]])
-    assert ids(await store.left_behind(two[2].id, one[8].id, kinds)) == ids([two[0], two[2]])
-    assert ids(await store.left_behind(two[2].id, None, ("user",))) == ids([one[0], two[0]])
-    assert await store.left_behind(one[2].id, one[8].id, kinds) == ()
-    assert await store.left_behind(None, one[8].id, kinds) == ()
+    assert ids(await store.entries_beyond(one[8].id, one[2].id, kinds)) == ids([one[3], one[5], one[6], one[8]])
+    assert ids(await store.entries_beyond(one[8].id, two[2].id, kinds)) == ids([one[3], one[5], one[6], one[8]])
+    assert ids(await store.entries_beyond(two[2].id, one[8].id, kinds)) == ids([two[0], two[2]])
+    assert ids(await store.entries_beyond(two[2].id, None, ("user",))) == ids([one[0], two[0]])
+    assert await store.entries_beyond(one[2].id, one[8].id, kinds) == ()
+    assert await store.entries_beyond(None, one[8].id, kinds) == ()
 
 
 async def test_file_changes_come_with_the_results_of_their_calls_alone(store: Store) -> None:

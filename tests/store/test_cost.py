@@ -47,7 +47,7 @@ OPERATIONS: dict[str, Operation] = {
     "append a message with a NUL": lambda store, _: store.append(
         "s7", leaf=None, turn=1, entries=[NewEntry(body=said("a \0 b"))]
     ),
-    "read what a move leaves behind": lambda store, _: store.left_behind(45, 42, ("user",)),
+    "read what a move leaves behind": lambda store, _: store.entries_beyond(45, 42, ("user",)),
     "remove entries": lambda store, removal: store.remove_entries(removal, removal.entries),
     "fork a session": lambda store, _: store.fork_session("s1", "f", entry=None, cwd="/", additional_directories=()),
 }

@@ -47,7 +47,17 @@ READS = frozenset(
             "usage_by_model",
             "compacted",
         ),
-        *("moves", "outline", "left_behind", "file_changes", "search", "scan", "subagents", "fork_session", "sessions"),
+        *(
+            "moves",
+            "outline",
+            "entries_beyond",
+            "file_changes",
+            "search",
+            "scan",
+            "subagents",
+            "fork_session",
+            "sessions",
+        ),
         *("shares", "access_of", "sees_entries", "watch"),
     }
 )
@@ -326,7 +336,7 @@ async def test_a_fork_of_a_shared_session_is_the_forkers_own_and_shows_only_what
     row = await scene.bob.session("f1")
     for hidden in later:
         assert await scene.bob.entry(hidden.id) is None
-        assert await scene.bob.left_behind(hidden.id, None, ("user", "assistant")) == ()
+        assert await scene.bob.entries_beyond(hidden.id, None, ("user", "assistant")) == ()
         with pytest.raises(ArgumentError, match=f"Entry {hidden.id} is not in the conversation of session f1"):
             await scene.bob.move_leaf("f1", leaf=row.leaf, to=hidden.id, reason="rewind")
         with pytest.raises(ArgumentError, match=f"Entry {hidden.id} is not in conversation {row.conversation};"):

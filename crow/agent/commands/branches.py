@@ -88,7 +88,7 @@ async def redo(context: CommandContext, argument: str) -> str:
     move = _move_to_redo(await context.store.moves(context.branch.row.id))
     if move is None:
         raise ArgumentError("There is nothing to redo. `/tree` shows all branches.")
-    if await context.store.left_behind(context.branch.leaf, move.to_leaf, ("user",)):
+    if await context.store.entries_beyond(context.branch.leaf, move.to_leaf, ("user",)):
         raise ArgumentError(
             "There is nothing to redo: you have sent other prompts since you went back. `/tree` shows the branch "
             "that you left, and `/rewind #ENTRY` goes there."
@@ -369,7 +369,7 @@ async def _restore_and_summarise(
 
 async def _summarise_left(context: CommandContext, leaf: int | None, to: int | None) -> None:
     """Store a summary of the abandoned part, for the model and for the user."""
-    messages = for_model(await context.store.left_behind(leaf, to, _SUMMARISED)).messages
+    messages = for_model(await context.store.entries_beyond(leaf, to, _SUMMARISED)).messages
     compactor = await context.compactor()
     gauge, info = compactor.gauge, compactor.model.info
     scale = gauge.measured().scale

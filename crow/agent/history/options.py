@@ -85,11 +85,11 @@ async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | 
     """For each option whose value at the entry `to` differs from the session's value at `leaf`, return the value at
     `to`."""
     found: dict[Literal["model", "thought_level"], str] = {}
-    for entry in await store.left_behind(leaf, to, ("note",)):
+    for entry in await store.entries_beyond(leaf, to, ("note",)):
         match entry.body:
             case Note(about="model" | "thought_level" as about, previous=previous):
                 found.setdefault(about, previous)
-    for entry in await store.left_behind(to, leaf, ("note",)):
+    for entry in await store.entries_beyond(to, leaf, ("note",)):
         match entry.body:
             case Note(about="model" | "thought_level" as about, value=value):
                 found[about] = value

@@ -70,7 +70,7 @@ class TurnReceipts:
         entries = self._branch.entries
         if entries and entries[0].id <= self._began:
             return self._branch.projection.entries_after(self._began)
-        return await self._store.left_behind(self._branch.leaf, self._began, KINDS)
+        return await self._store.entries_beyond(self._branch.leaf, self._began, KINDS)
 
     async def _entries_of_subagents(self, own: Sequence[Entry], since: int) -> Sequence[Entry]:
         """Return what subagents have stored since the end of the turn before."""
@@ -80,5 +80,5 @@ class TurnReceipts:
         found: list[Entry] = []
         for row in await self._store.subagents(self._branch.row.id):
             if (row.leaf or 0) > since:
-                found += await self._store.left_behind(row.leaf, None, KINDS)
+                found += await self._store.entries_beyond(row.leaf, None, KINDS)
         return [entry for entry in found if entry.id > since]

@@ -298,7 +298,7 @@ class PathMethods(UsesDatabase):
         return tuple(Move(**dict(row)) for row in await sql.fetch(query, session_id, _MOST_MOVES))
 
     @snapshot
-    async def left_behind(
+    async def entries_beyond(
         self, sql: Sql, leaf: int | None, to: int | None, kinds: Collection[str]
     ) -> tuple[Entry, ...]:
         query = f"SELECT id FROM crow.entries WHERE kind = ANY ($3::text[]) AND id IN ({_LEFT_BEHIND})"

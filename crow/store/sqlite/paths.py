@@ -187,11 +187,11 @@ class PathMethods(UsesDatabase):
         return tuple(Move(from_leaf=row[0], to_leaf=row[1], reason=row[2], created_ms=row[3]) for row in rows)
 
     @snapshot()
-    def left_behind(
+    def entries_beyond(
         self, sql: Connection, leaf: int | None, to: int | None, kinds: Collection[str]
     ) -> tuple[Entry, ...]:
         where = "e.id IN (SELECT value FROM json_each(?)) AND e.kind IN (SELECT value FROM json_each(?))"
-        values = (json.dumps(_ids_left_behind(sql, leaf, to)), json.dumps(sorted(kinds)))
+        values = (json.dumps(_ids_beyond(sql, leaf, to)), json.dumps(sorted(kinds)))
         return tuple(_select_entries(sql, where, values))
 
     @snapshot()
@@ -201,7 +201,7 @@ class PathMethods(UsesDatabase):
             " (e.call_entry, e.call_index) IN (SELECT f.call_entry, f.call_index FROM entries f"
             " WHERE f.kind = 'file' AND f.id IN (SELECT value FROM json_each(:ids))))"
         )
-        found = tuple(_select_entries(sql, where, {"ids": json.dumps(_ids_left_behind(sql, leaf, to))}))
+        found = tuple(_select_entries(sql, where, {"ids": json.dumps(_ids_beyond(sql, leaf, to))}))
         imported = "SELECT 1 FROM imports WHERE conversation = (SELECT conversation FROM entries WHERE id = ?)"
         if sql.execute(imported, (leaf,)).fetchone():
             return found
@@ -563,7 +563,7 @@ def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None
     return next((entry_id for entry_id, _, found in rows if found == kind), None)
 
 
-def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
+def _ids_beyond(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
     """Return the ids that are on the path to `leaf` but not on the path to `to`, newest first. Both paths are read only
     up to the entry where they meet."""
     meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)

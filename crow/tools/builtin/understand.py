@@ -215,11 +215,11 @@ def _command(arguments: _Arguments) -> _Arguments:
             seconds = value / 1_000 if divisor == 1 and value > MAX_TIMEOUT_S else value / divisor
             rest["timeout_s"] = min(MAX_TIMEOUT_S, max(1, math.ceil(seconds)))
     places = [name for name in _DIRECTORY_NAMES if isinstance(rest.get(name), str)]
-    if len(places) == 1 and isinstance(line := rest.get("command"), str) and not line.endswith("\\"):
+    if len(places) == 1 and isinstance(script := rest.get("command"), str) and not script.endswith("\\"):
         directory = rest.pop(places[0])
         if directory not in ("", "."):
             place = f"./{directory}" if directory.startswith("-") else directory
-            rest["command"] = f"cd {shlex.quote(place)} && {{ {line}\n}}"
+            rest["command"] = f"cd {shlex.quote(place)} && {{ {script}\n}}"
     return rest
 
 
