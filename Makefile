@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay soak-tests bench compare eval site pictures build archives registry clean
+.PHONY: help setup run test test-long check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama interop-page soak soak-store soak-repair soak-parser soak-shown soak-compaction soak-accounts soak-wires soak-wire soak-subagents soak-bridge soak-connections soak-cluster soak-messages soak-feed soak-layers soak-children soak-replay soak-tests bench compare eval site pictures build archives registry clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,10 +32,15 @@ $(READY): pyproject.toml packages/acp-check/pyproject.toml packages/crow-channel
 run: $(READY) ## show what crow does, without a key
 	@$(BIN)/crow demo
 
-test: $(READY) ## run the tests, on two cores
-	$(BIN)/pytest --numprocesses 2
-	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 2
-	cd packages/crow-channels && ../../$(BIN)/pytest --numprocesses 2
+# Three processes keep two cores busy, because tests also wait.
+test: $(READY) ## run the tests, except those that take long
+	$(BIN)/pytest -m "not long" --numprocesses 3
+	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 3
+	cd packages/crow-channels && ../../$(BIN)/pytest --numprocesses 3
+
+# A sixtieth of the tests, which takes nearly half of the time: processes killed anywhere, hostile streams, whole sessions.
+test-long: $(READY)
+	$(BIN)/pytest -m long --numprocesses 3
 
 check: $(READY) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .

@@ -348,7 +348,7 @@ RESULT_MASK = "[secret hidden by crow]"
 """The text that replaces a secret in a tool result. No file contains this text by chance. So if the model asks a tool
 to write this text, the model has copied it from a result."""
 
-_LOOKS_SECRET = re.compile(r"(?i)(?<![\w-])sk-[a-z0-9_-]{8,}|(?<=\bbearer )[^\s\"',]{8,}")
+_LOOKS_SECRET = re.compile(r"(?i)(?<![\w-])sk-[a-z0-9_-]{8,}|(?<=\bbearer )[^\s\"',]{6,}")
 
 
 _EDGE_CHARS = 4

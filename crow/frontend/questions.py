@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, assert_never
 
 import anyio
+import anyio.lowlevel
 
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
@@ -62,6 +63,7 @@ class Dialogs:
         """Ask for a permission. :raises ConnectionError: the client is gone."""
         params = permission_params(session_id, question, has_network=self._has_network)
         async with self._asking:
+            await anyio.lowlevel.checkpoint_if_cancelled()  # the turn may have been cancelled while the question waited
             call = params["toolCall"]
             content = calls.question_content(question.call, call.pop("content", []))
             call |= {"content": content} if content else {}
@@ -103,6 +105,7 @@ class Dialogs:
                 self._has_declined = False
             if params["mode"] == "url":
                 self._page_ids.add(params["elicitationId"])
+            await anyio.lowlevel.checkpoint_if_cancelled()
             with anyio.fail_after(self._answer_s):
                 return elicitation_answer(await request("elicitation/create", params))
 

@@ -140,6 +140,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_a_process_does_not_end_while_a_thread_imports(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", ENDS_WHILE_IT_IMPORTS, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run_demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {
@@ -24,6 +26,7 @@ def run_demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.long
 def test_the_demo_plays_every_scene_with_the_offline_model_and_leaves_nothing_behind(tmp_path: Path) -> None:
     others = {"OPENAI_API_KEY": "sk-of-another-program", "OPENAI_BASE_URL": "not-a-url", "CROW_MODEL": "other"}
     # what an encoding cannot show is escaped
@@ -56,6 +59,7 @@ def test_the_demo_plays_every_scene_with_the_offline_model_and_leaves_nothing_be
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_demo_says_why_crow_does_not_start(tmp_path: Path) -> None:
     broken, scratch = tmp_path / "broken", tmp_path / "scratch"
     broken.mkdir()

@@ -516,6 +516,7 @@ def refusing(status: int, words: str) -> Callable[[Recorded], Reply]:
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("status", "words"),
     [

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,6 +25,7 @@ def texts_in_crow() -> str:
     return "\n\n".join(found)
 
 
+@pytest.mark.long
 def test_every_message_on_the_page_is_one_of_crows() -> None:
     page = (ROOT / "docs" / "errors.md").read_text("utf-8")
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]

@@ -35,6 +35,7 @@ def login(home: Path, *answers: str, command: tuple[str, ...] = ("login",), **en
     return process.wait(), out.decode(), err.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [("login",), ("--setup",), ("acp", "--mode", "plan", "--setup")])
 def test_settings_that_work_are_saved_readable_by_the_user_only(
     tmp_path: Path, endpoint: FakeEndpoint, command: tuple[str, ...]

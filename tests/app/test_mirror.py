@@ -71,6 +71,7 @@ async def entry_ids(store: Store, session_id: str) -> list[int]:
     return ids(await history(store, session_id))
 
 
+@pytest.mark.long
 async def test_a_file_has_each_entry_of_its_session_once_in_both_engines(stores: AnyStores, folder: Path) -> None:
     store = await stores.open()
     await store.create_session(new_session(title="Mend"))

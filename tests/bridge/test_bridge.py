@@ -62,6 +62,7 @@ def test_a_json_scanner_with_more_options_does_not_stop_the_bridge(
     assert journal["_parse"](b'{"id": [1, 2.5, "\xc3\xa9"]}') == {"id": [1, 2.5, "é"]}
 
 
+@pytest.mark.long
 async def test_a_large_message_passes_and_one_over_the_limit_is_refused(server: FakeServer) -> None:
     async with BridgedEditor(server.path) as editor:
         await editor.request("initialize", protocolVersion=1)

@@ -145,6 +145,7 @@ prune --older-than 2200-01-01
 """
 
 
+@pytest.mark.long
 def test_commands_print_the_same_for_both_engines(both: BothDatabases) -> None:
     for command in COMMANDS.strip().splitlines():
         assert both.same(*shlex.split(command)), command
@@ -152,6 +153,7 @@ def test_commands_print_the_same_for_both_engines(both: BothDatabases) -> None:
         assert both.same(*command.split()) == "", command
 
 
+@pytest.mark.long
 def test_changes_have_the_same_effect_on_both_engines(both: BothDatabases, tmp_path: Path) -> None:
     file = tmp_path / "one.jsonl"
     both.crow("sessions", "export", "aaaa1", "-o", str(file), in_postgres=True)

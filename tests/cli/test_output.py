@@ -73,6 +73,7 @@ def ended(process: Program) -> tuple[int, list[str]]:
     return process.wait(), lines
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "is_fresh"), STARTED)
 def test_output_that_cannot_be_written_is_reported_in_one_sentence(place: Path, command: str, is_fresh: bool) -> None:
     reader, writer = os.pipe()
@@ -90,6 +91,7 @@ def test_output_that_cannot_be_written_is_reported_in_one_sentence(place: Path, 
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "is_fresh", "encoding"),
     # The demo, which starts processes of its own, has its own test. To start an interpreter in one encoding is enough.
@@ -114,6 +116,7 @@ def test_output_works_in_every_encoding(place: Path, command: str, is_fresh: boo
         assert shown[encoding] in (place / "out").read_bytes()
 
 
+@pytest.mark.long
 def test_closed_standard_streams_never_become_the_database(place: Path) -> None:
     for ends in ([1], [2], [0, 1, 2]):
         with start(place, "run hi", subprocess.PIPE, ends=ends, is_fresh=len(ends) == 3) as process:
@@ -125,6 +128,7 @@ def test_closed_standard_streams_never_become_the_database(place: Path) -> None:
     assert len((place / "out").read_text().splitlines()) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["run hi", "run --json hi", "sessions --continue", "doctor"])
 def test_a_deleted_directory_is_named_as_the_cause(place: Path, line: str) -> None:
     crow = "[sys.executable, '-P', '-m', 'crow', *sys.argv[1:]]"
@@ -180,6 +184,7 @@ async def test_an_import_that_gets_no_thread_is_waited_for_by_nobody(monkeypatch
     assert done
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
 @pytest.mark.parametrize(
     ("command", "most_kib"),

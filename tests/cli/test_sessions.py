@@ -392,6 +392,7 @@ def test_a_session_is_shown_as_a_transcript(stored_sessions: Path, capfd: pytest
     assert "\x1b" not in crow(capfd, "show", "cli:default")
 
 
+@pytest.mark.long
 def test_stored_text_cannot_steer_a_terminal_and_tables_fit_its_width(stored_sessions: Path) -> None:
     commands = ((), ("search", "needle"), ("stats",), ("stats", "--by", "model,day"), ("show", "cli:default"))
     for width in (80, 140):

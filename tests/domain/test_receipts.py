@@ -420,6 +420,7 @@ SCENARIOS = [each for each in SCENARIOS if each.__code__.co_argcount == 2]
 CHECKS = ("pytest", "uv run pytest -q", "make test", "tox -e py312", "just ci", "python -m unittest", "npm test")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(500))
 def test_scripted_turns_get_the_right_state(seed: int) -> None:
     rng = random.Random(seed)

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import anyio
 import pytest
 
 from acp_check.schema import SchemaChecker, validate
@@ -19,6 +20,7 @@ from crow.domain.events import (
     FormQuestion,
     UrlQuestion,
 )
+from crow.frontend.calls import ShownCalls, ViewLimits
 from crow.frontend.client import SessionClient
 from crow.frontend.questions import (
     Dialogs,
@@ -366,3 +368,34 @@ async def test_a_question_in_a_call_of_a_subagent_is_asked_in_its_session() -> N
         "session/request_permission task-1",
         "tool_call_update task-1",
     ]
+
+
+async def test_a_question_that_was_cancelled_while_it_waited_is_not_asked() -> None:
+    dialogs, sent = Dialogs(answer_s=60), list[str]()
+    shown = ShownCalls(ClientCapabilities(), "s", "/w", ViewLimits(), None, is_reading=False)
+    waits, second = anyio.Event(), anyio.CancelScope()
+
+    async def request(_method: str, params: dict[str, Any]) -> dict[str, Any]:
+        sent.append(params["toolCall"]["toolCallId"])
+        await waits.wait()
+        return {"outcome": {"outcome": "cancelled"}}
+
+    async def ask(index: int) -> None:
+        call = CallRef(assistant=3, index=index)
+        question = PermissionQuestion(call=call, name="shell", arguments="{}", plan=command("make"), always="")
+        await dialogs.ask("s", question, shown, request)
+
+    async def ask_first() -> None:
+        await ask(0)
+        second.cancel()  # the second question is next by now, but its task has not gone on yet
+
+    async def ask_second() -> None:
+        with second:
+            await ask(1)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_first)
+        tasks.start_soon(ask_second)
+        await anyio.wait_all_tasks_blocked()
+        waits.set()
+    assert sent == ["call_3_0"]

@@ -89,6 +89,7 @@ V1: Params = {"capabilities": CURSORS}
 V2: Params = {"capabilities": CURSORS, "version": 2, "negotiate": VersionTwo}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "version"), [(0, V1), (1, V1), (2, V1), (3, V1), (4, V2)])
 async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: int, version: Params) -> None:
     holds: list[anyio.Event] = []

@@ -66,6 +66,7 @@ async def follows(host: Shared, client: Watcher, session: str) -> None:
         await attachment.flushed()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "version"), [(0, V1), (1, V1), (2, V2)])
 async def test_a_client_of_another_node_misses_and_repeats_nothing(
     tmp_path: Path, database: str, seed: int, version: Params

@@ -32,6 +32,7 @@ class ForkedCrow(CrowProcess):
     program = __name__
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked only on Linux")
 async def test_a_forked_process_imports_nothing_for_a_turn(tmp_path: Path) -> None:
     imported = tmp_path / "imported"

@@ -108,6 +108,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> AtTheAnswer:
     return AtTheAnswer(set(modules), models, built)
 
 
+@pytest.mark.long
 def test_initialize_is_answered_before_anything_heavy_is_imported(started: AtTheAnswer) -> None:
     assert "acp" in started.modules
     assert ABSENT & started.modules == set()
@@ -120,6 +121,7 @@ def test_initialize_is_answered_before_the_models_of_other_requests_are_built(st
     assert len(started.built) < 20
 
 
+@pytest.mark.long
 def test_crow_run_asks_the_model_before_it_imports_other_sdks_and_wires(tmp_path: Path) -> None:
     wires = ("auto", *WIRES)
     for wire in wires:

@@ -31,6 +31,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked only on Linux")
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path, is_killed: bool) -> None:

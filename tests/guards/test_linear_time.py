@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import pytest
 
 from crow.agent.instructions import included_names
 from crow.agent.permissions.command_line import MAX_CHARS, runs, simple_words
@@ -38,6 +39,7 @@ HANG_S = 300
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_hostile_text_takes_linear_time() -> None:
     command = fork_server.command("from tests.guards import test_linear_time; test_linear_time.run_cases()")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant
 from crow.domain.events import EntryStored, Event
@@ -85,6 +87,7 @@ async def replayed(path: Path, entries: int) -> tuple[int, int]:
         await store.close()
 
 
+@pytest.mark.long
 async def test_a_replay_needs_memory_for_one_batch_and_the_ids(tmp_path: Path) -> None:
     short, few = await replayed(tmp_path / "short.db", 2_000)
     long, many = await replayed(tmp_path / "long.db", 6_000)
@@ -139,6 +142,7 @@ async def opened(path: Path, steps: int) -> tuple[int, int]:
         await store.close()
 
 
+@pytest.mark.long
 async def test_a_session_that_was_never_compacted_opens_in_bounded_memory(tmp_path: Path) -> None:
     long, kept = await opened(tmp_path / "long.db", 150)
     longer, kept_of_longer = await opened(tmp_path / "longer.db", 300)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.questions.__main__ import ALLOWED, MIXES, MODES, Command, Ran, Result, corpus, differences, summary
 from benchmarks.questions.repository import changes, ignored, make_area
 from benchmarks.rows import ROOT, Row
@@ -77,6 +79,7 @@ def questions(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
     return {mode: (numbers[place], numbers[place + 1]) for mode, place in places.items()}
 
 
+@pytest.mark.long
 def test_lines_run_in_a_scratch_repository_and_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     command = [

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 import anyio
+import pytest
 
 from crow.domain.errors import ModelError
 from crow.domain.messages import WireName
@@ -74,6 +75,7 @@ STREAMS: Mapping[str, bytes | tuple[bytes, ...]] = {
 }
 
 
+@pytest.mark.long
 async def test_one_process_survives_hostile_streams_on_every_wire() -> None:
     async with FakeEndpoint(otherwise=text("Hello", " there", ".")) as endpoint:
         for wire in ALL:

@@ -11,6 +11,7 @@ from tests.soak.cluster import run_round
 from tests.support.postgres import OwnServer
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # it takes a quarter of a minute, but has ten processes that need the processor
 async def test_servers_on_one_database_lose_nothing_and_run_no_command_twice_whatever_fails() -> None:
     async with OwnServer.open() as server:

@@ -34,6 +34,7 @@ async def starting(directory: Path, url: str) -> AsyncIterator[ServerProcess]:
         yield server
 
 
+@pytest.mark.long
 async def test_a_server_waits_for_its_database_and_then_serves(tmp_path: Path) -> None:
     async with OwnServer.open() as database:
         await database.stop("fast")

@@ -205,6 +205,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert done.stdout.strip() in ("['__future__', 'crow']", "['crow']")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 async def test_an_example_of_the_page_runs(writer: SqliteStore, tmp_path: Path, example: str) -> None:
     work = tmp_path / "work"

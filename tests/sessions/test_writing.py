@@ -262,6 +262,7 @@ async def test_arguments_that_are_no_json_object_do_not_break_later_requests(ses
     assert asked["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
 
 
+@pytest.mark.long
 async def test_huge_and_odd_texts_come_back_whole(sessions: Sessions) -> None:
     session = await sessions.create(alias="a")
     texts = ["x" * 3_000_000, "nul \0 and \x1b[31m", "\u202egnirts 🪺" * 1_000]

@@ -130,7 +130,7 @@ def test_a_provider_and_a_named_model_make_one_endpoint(tmp_path: Path) -> None:
         key_hint="Set providers.work.api_key_env or providers.work.api_key_command",
         context_window=64000,
         max_output_tokens=4000,
-        dialect=Dialect(takes_images=False, wires=("chat", "responses", "messages")),
+        dialect=Dialect(takes_images=False, marks_failures=True, wires=("chat", "responses", "messages")),
         input_price=1.0,
         output_price=4.0,
         timeouts=EndpointTimeouts(connect_s=5.0),

@@ -18,6 +18,7 @@ from tests.support.fork_server import command
 from tests.support.ledger import Driver, settings_for, stats_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
 async def test_every_request_is_counted_once_as_the_endpoint_reports_it(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, wire: str

@@ -258,6 +258,7 @@ path = ../shared.inc
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["ask", "accept-edits", "auto"])
 async def test_writes_to_protected_paths_ask_in_every_mode_and_despite_rules(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, mode: str
@@ -464,6 +465,7 @@ def started_by(user: int | None, place: Path) -> dict[str, Any]:
     return {"env": env, "before": f"import ctypes, os, sys; {become}; sys.executable = '/usr/bin/python3'\n"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/environ")
 @pytest.mark.parametrize("user", USERS)
 async def test_no_command_finds_the_key_in_crows_own_process(
@@ -623,6 +625,7 @@ SOON = "from crow.tools import workspace\nworkspace.TERM_S = 0.1\n"
 LEAVE = "mkfifo f; setsid -f sh -c 'trap \"\" TERM; echo $$ >f; exec sleep 1000 >&- 2>&-'; read pid <f; echo $pid"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a chosen process")
 @pytest.mark.parametrize("how", ["close", "SIGTERM"])
 @pytest.mark.parametrize("user", USERS)
@@ -757,6 +760,7 @@ async def test_a_question_shows_every_line_and_every_hidden_character_of_a_comma
     assert not (place / "made").exists()
 
 
+@pytest.mark.long
 async def test_a_call_that_is_too_large_to_show_is_counted_and_cannot_be_allowed_for_good(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:
@@ -872,6 +876,7 @@ MANY = 200 if IS_SOAK else 60
 """How many calls are in one answer. It is more than may run at once, and in one turn."""
 
 
+@pytest.mark.long
 async def test_many_commands_in_one_answer_run_a_dozen_at_once(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
@@ -919,6 +924,7 @@ async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once
             endpoint.script(fake.calls(*steps))
 
 
+@pytest.mark.long
 async def test_many_subagents_in_one_answer_run_eight_at_once_and_fifty_in_all(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:

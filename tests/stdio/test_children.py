@@ -87,6 +87,7 @@ async def test_no_child_of_many_sessions_of_a_server_stays_a_zombie(
         await until_all_are_waited_for(server.pid)
 
 
+@pytest.mark.long
 async def test_no_program_that_a_workspace_planted_on_path_is_started(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
 ) -> None:

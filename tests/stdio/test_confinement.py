@@ -189,6 +189,7 @@ async def test_no_process_of_a_command_outlives_crow(
     os.close(reader)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("only_landlock", [False, True], ids=["any sandbox", "landlock"])
 async def test_commands_cannot_read_a_denied_file(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, only_landlock: bool
@@ -243,6 +244,7 @@ SWALLOWED = (
 )
 
 
+@pytest.mark.long
 async def test_a_failure_for_want_of_access_that_the_command_swallows_is_explained(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path
 ) -> None:

@@ -57,6 +57,7 @@ def run(commands: list[str], folder: Path) -> list[str]:
     return outputs[:-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "tasks"), [("cookbook.md", 12), ("tour.md", 5)])
 def test_the_commands_of_a_page_print_what_the_page_says(page: str, tasks: int, tmp_path: Path) -> None:
     shown = commands_of(page)

@@ -55,6 +55,7 @@ def holds_secret(folder: Path) -> list[str]:
     return [str(path) for path in files if any(secret in path.read_bytes() for secret in SECRETS)]
 
 
+@pytest.mark.long
 async def test_git_clones_and_pushes_with_one_question_each(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, home: Path, server: GitServer
 ) -> None:
@@ -96,6 +97,7 @@ async def test_git_clones_and_pushes_with_one_question_each(
     assert all(headers["authorization"] == HEADER for headers in server.headers)
 
 
+@pytest.mark.long
 async def test_what_git_and_a_command_know_is_used_and_what_is_missing_is_named(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, home: Path, server: GitServer
 ) -> None:
@@ -134,6 +136,7 @@ async def test_what_git_and_a_command_know_is_used_and_what_is_missing_is_named(
     assert not (home / "ran").exists(), "a helper that the repository names"
 
 
+@pytest.mark.long
 async def test_a_command_in_the_background_uses_a_credential_where_rules_allow_it(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, home: Path, server: GitServer
 ) -> None:

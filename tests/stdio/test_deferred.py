@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.stdio.conftest import StartCrow
 from tests.stdio.test_agents import task, write_agent
 from tests.stdio.test_tools import configured, server
@@ -15,6 +17,7 @@ from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply
 from tests.support.tool_catalogue import request_tokens, with_servers
 
 
+@pytest.mark.long
 async def test_one_of_500_tools_is_found_and_called_in_two_steps_of_a_small_request(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
@@ -166,6 +169,7 @@ class Small:
         return self.replies.pop(0) if self.replies else fake.text("A nest is made of twigs and string. " * 20)
 
 
+@pytest.mark.long
 async def test_a_long_task_with_500_tools_fits_8192_tokens(crow: StartCrow, home: Path, place: Path) -> None:
     (place / "long.txt").write_text("".join(f"line {n}: twigs and string\n" for n in range(2_000)))
     steps = [

@@ -133,6 +133,7 @@ async def test_a_small_model_writes_the_title_after_the_first_turn_only(
     assert stored(home, "SELECT title FROM sessions") == [("Building a nest",)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "reply",
     [fake.failing(400, "no"), DOWN, fake.text(""), fake.text("word " * 50, finish="length"), fake.calls(("shell", {}))],

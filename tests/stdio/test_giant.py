@@ -48,6 +48,7 @@ def output(call: dict[str, Any]) -> str:
     return "".join(block["content"]["text"] for block in call["content"] if block["type"] == "content")
 
 
+@pytest.mark.long
 async def test_a_long_session_is_replayed_in_order_with_excerpts_of_its_results(
     crow: StartCrow, home: Path, place: Path
 ) -> None:
@@ -86,6 +87,7 @@ async def test_a_long_session_is_replayed_in_order_with_excerpts_of_its_results(
         assert body.text.strip() in shown
 
 
+@pytest.mark.long
 async def test_a_client_gets_all_results_if_it_asks_for_them(crow: StartCrow, home: Path, place: Path) -> None:
     bodies = await fill(home, Size(entries=700, output_bytes=9_000_000, compactions=2, branches=1, sessions=0))
     results = [body for body in bodies if isinstance(body, ToolResult) and not body.announcement.diffs]
@@ -141,6 +143,7 @@ async def stuck_load(home: Path, place: Path) -> tuple[Agent, BinaryIO, int]:
     return agent, output, request
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["session/close", "session/delete"])
 async def test_closing_a_session_ends_its_load(home: Path, place: Path, method: str) -> None:
     agent, output, loading = await stuck_load(home, place)

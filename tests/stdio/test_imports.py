@@ -25,6 +25,7 @@ def imported(source: Path, home: Path) -> str:
     return str(json.loads(done.stdout)["session"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", foreign.WRITERS)
 async def test_an_imported_session_is_shown_and_prompted_on(
     name: str, crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path

@@ -68,6 +68,7 @@ class Kept:
         assert self.endpoint.returned[self.wire] > before, what
 
 
+@pytest.mark.long
 @EACH_WIRE
 async def test_items_come_back_after_a_command(crow: StartCrow, home: Path, place: Path, wire: str) -> None:
     async with Kept(crow, home, place, wire) as kept:
@@ -78,6 +79,7 @@ async def test_items_come_back_after_a_command(crow: StartCrow, home: Path, plac
             await kept.check(agent, what=command)
 
 
+@pytest.mark.long
 @EACH_WIRE
 async def test_items_come_back_after_a_kill(crow: StartCrow, home: Path, place: Path, wire: str) -> None:
     async with Kept(crow, home, place, wire) as kept:
@@ -91,6 +93,7 @@ async def test_items_come_back_after_a_kill(crow: StartCrow, home: Path, place: 
         await kept.check(await kept.start())
 
 
+@pytest.mark.long
 @EACH_WIRE
 async def test_items_come_back_in_a_fork_and_in_its_origin(crow: StartCrow, home: Path, place: Path, wire: str) -> None:
     async with Kept(crow, home, place, wire) as kept:
@@ -102,6 +105,7 @@ async def test_items_come_back_in_a_fork_and_in_its_origin(crow: StartCrow, home
         await kept.check(agent)
 
 
+@pytest.mark.long
 @EACH_WIRE
 async def test_items_come_back_when_another_process_takes_over(
     crow: StartCrow, home: Path, place: Path, wire: str
@@ -114,6 +118,7 @@ async def test_items_come_back_when_another_process_takes_over(
         await kept.check(first)
 
 
+@pytest.mark.long
 @EACH_WIRE
 async def test_items_come_back_after_an_answer_of_the_fallback_on_another_wire(
     crow: StartCrow, home: Path, place: Path, wire: str
@@ -132,6 +137,7 @@ async def test_items_come_back_after_an_answer_of_the_fallback_on_another_wire(
         await kept.check(agent)
 
 
+@pytest.mark.long
 @EACH_WIRE
 async def test_no_item_goes_to_another_endpoint_with_the_same_model(
     crow: StartCrow, home: Path, place: Path, wire: str

@@ -235,6 +235,7 @@ async def test_edits_and_commands_are_undone_in_order(crow: StartCrow, endpoint:
         assert (files / "src" / "a.py").read_text() == "four\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_a_kill_while_changes_are_kept_leaves_all_or_none_and_undo_still_works(
     crow: StartCrow, endpoint: FakeEndpoint, files: Path, home: Path, engine: str

@@ -49,6 +49,7 @@ async def outcomes(agent: CrowProcess, session: str, place: Path, *methods: str)
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("running", [False, True], ids=["idle", "running"])
 async def test_requests_racing_the_end_of_a_session_are_answered_as_before_or_after_it(
     crow: StartCrow, place: Path, running: bool

@@ -155,6 +155,7 @@ MOVING = """\
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("written", [0, 1])
 @pytest.mark.parametrize("patch", [DELETING, MOVING], ids=["delete", "move"])
 async def test_deletions_and_moves_of_a_patch_are_taken_back(

@@ -207,6 +207,7 @@ async def test_rules_without_a_directory_reach_nothing_outside_the_workspace(
     assert "SECRET-0123" not in "".join(request.raw.decode() for request in endpoint.asked)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deny", ["*(.env)", "read_file(.env)"])
 async def test_a_denied_file_is_read_by_no_way(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path, deny: str
@@ -333,6 +334,7 @@ def listed(file: Path, description: str) -> None:
     file.write_text(json.dumps([{"name": "say", "description": description, "inputSchema": schema}]))
 
 
+@pytest.mark.long
 async def test_an_always_answer_about_an_mcp_tool_ends_if_its_server_changes_it(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from tests.support.fake_endpoint import FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, run_session, write_config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("wire", "seed"), [("chat", 2), ("responses", 2), ("messages", 3), *[("chat", 3)] * IS_SOAK])
 async def test_scripted_sessions_break_the_prefix_only_where_a_break_is_declared(
     crow: StartCrow, home: Path, tmp_path: Path, seed: int, wire: str

@@ -111,6 +111,7 @@ def stored(home: Path, query: str, *values: object) -> list[Any]:
         return [row[0] for row in connection.execute(query, values)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("wire", "seed"), list(product(WIRES, (21, 2, 147, 86))) if IS_SOAK else SEEDS)
 async def test_a_random_session_and_its_case_are_built_again_byte_for_byte(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands, seed: int, wire: str
@@ -241,6 +242,7 @@ async def test_a_case_is_redacted_and_says_what_differed(
     assert "message 2 of 2 differs: a prompt, with the text that crow joined to it (entry " in said
 
 
+@pytest.mark.long
 async def test_a_session_can_be_built_for_another_model_prompt_or_policy_and_sent_live(
     crow: StartCrow, home: Path, tmp_path: Path, run: Commands
 ) -> None:

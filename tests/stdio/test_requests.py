@@ -379,6 +379,7 @@ async def test_a_system_prompt_for_a_running_session_applies_to_its_next_turn(
 PICTURE = {"type": "image", "data": "", "mimeType": "image/png"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from benchmarks.process.client import Agent
 from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import FRESH, ROOT
@@ -74,6 +76,7 @@ def streaming() -> tuple[fake.Reply, list[Gate]]:
     return fake.Reply(steps=(*steps, fake.sse(fake.chunk(finish="stop")))), gates
 
 
+@pytest.mark.long
 def test_a_slow_reader_slows_the_turn_and_gets_everything_or_cancels(home: Path, place: Path) -> None:
     with FakeEndpoint.in_thread() as endpoint, start(home, place, endpoint) as agent:
         agent.initialize()

@@ -176,6 +176,7 @@ def endless(kind: str) -> Iterator[bytes]:
     yield from itertools.repeat(piece or fake.sse(fake.chunk(delta), done=False))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["text", "wide text", "one passage", "thought", "arguments", "a line", "a call in text"]
 )
@@ -204,6 +205,7 @@ async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
     assert (home / "crow.db").stat().st_size < 64_000_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["arguments", "text"])
 async def test_a_call_with_900_kilobytes_of_arguments_runs_whole_and_is_sent_back_short(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, form: str

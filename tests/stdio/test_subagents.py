@@ -484,6 +484,7 @@ async def test_after_a_kill_the_subagent_is_idle_and_goes_on(
 ORDERS = 4 if IS_SOAK else 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("offered", [SUBAGENTS, {}], ids=["shown", "hidden"])
 async def test_random_orders_of_ends_cancels_loads_and_kills_lose_nothing(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, offered: Mapping[str, Any]
@@ -644,6 +645,7 @@ async def test_a_turn_goes_on_if_a_task_ends_before_it_does(
     assert model_saw(endpoint, "Its answer:") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["child", "session", "close", "kill"])
 async def test_a_task_in_the_background_can_be_stopped(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, way: str

@@ -135,6 +135,7 @@ BAD: Sequence[tuple[str, Answer]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [answer for _, answer in BAD], ids=[name for name, _ in BAD])
 async def test_a_collector_that_misbehaves_costs_only_traces(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, answer: Answer

@@ -397,6 +397,7 @@ del signal.SIGKILL
 """Removes what only POSIX systems have, so libraries cannot find it."""
 
 
+@pytest.mark.long
 async def test_tools_commands_and_cancel_work_without_posix_calls(crow: StartCrow, place: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()

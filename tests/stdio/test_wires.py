@@ -53,6 +53,7 @@ def look_and_answer(request: Recorded) -> Reply:
     return fake.text("It is ", "a nest.")
 
 
+@pytest.mark.long
 @NEWEST
 @LEVEL
 async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
@@ -112,6 +113,7 @@ def with_one_wire(only: str, status: int, words: str) -> Callable[[Recorded], Re
     return lambda request: look_and_answer(request) if request.wire == only else fake.failing(status, words)
 
 
+@pytest.mark.long
 @ONLY
 async def test_an_endpoint_with_one_api_works_at_the_first_prompt(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, only: str, status: int, words: str
@@ -198,6 +200,7 @@ def read_the_file(request: Recorded) -> Reply:
     return fake.text("A nest.") if "a.pdf is a PDF" in asked else fake.calls(("read_file", {"path": "docs/a.pdf"}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("takes_files", ["true", "false"])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_pdf_goes_to_a_model_that_takes_files_in_the_form_of_its_wire(

@@ -110,6 +110,7 @@ async def copies_are_equal(operations: list[tuple[str, int, typing.Any]]) -> Non
         assert all(one.outcome == "known" for one in await copied(first, third))
 
 
+@pytest.mark.long
 @settings(
     max_examples=examples(4), database=None, phases=(Phase.explicit, Phase.generate)
 )  # shrinking would take minutes
@@ -242,6 +243,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @BOTH_WAYS
 async def test_a_copy_that_was_killed_anywhere_is_completed_by_the_next_one(
     databases: Databases, here: Engine, there: Engine

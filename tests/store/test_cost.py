@@ -79,6 +79,7 @@ async def steps(path: Path, entries: int, operation: Operation) -> int:
         await store.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_an_operation_costs_the_same_in_a_database_ten_times_as_large(tmp_path: Path, name: str) -> None:
     small = await steps(tmp_path / "small.db", 300, OPERATIONS[name])

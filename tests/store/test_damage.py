@@ -304,6 +304,7 @@ async def check_repaired(path: Path, whole: Whole, number: int) -> None:
         assert connection.execute("SELECT count(*) FROM entries WHERE session = 'gone'").fetchone() == (0,)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(6))
 @given(at=st.floats(0, 1, exclude_max=True), how=st.sampled_from(HOW), seed=st.integers())
 def test_a_damaged_page_is_reported_and_everything_else_is_recovered(

@@ -85,6 +85,8 @@ def bodies(draw: st.DrawFn) -> Body:
             return dataclasses.replace(body, before=draw(SMALL), exceptions=exceptions)
         case Restore():
             return Restore(entry=draw(SMALL))
+        case domain.Note():
+            return dataclasses.replace(body, entry=draw(st.none() | SMALL))
         case domain.User() | domain.Assistant() | domain.Remark() | domain.Command() | domain.Custom():
             return dataclasses.replace(body, message_id=draw(IDS))
         case _:
@@ -306,6 +308,7 @@ async def test_a_second_import_changes_nothing(sqlite_store: SqliteStore, other:
     assert [one.is_new for one in await imported(other, file, data)] == [True]
 
 
+@pytest.mark.long
 async def test_small_conversations_share_transactions_and_large_ones_do_not(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
 ) -> None:

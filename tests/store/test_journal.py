@@ -39,6 +39,7 @@ def emptied(path: Path) -> bool:
     return bool(busy == 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", READS)
 async def test_no_read_transaction_outlives_its_call(sqlite_store: SqliteStore, name: str) -> None:
     await sqlite_store.create_session(new_session())

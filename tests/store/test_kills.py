@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.killing import killed
 
 
+@pytest.mark.long
 def test_a_process_killed_at_any_statement_loses_nothing_that_was_reported_as_stored(tmp_path: Path) -> None:
     report = killed(tmp_path, create=47, log=97, turn=47, intake=97, compaction=201, compression=97)
     assert report.failures == []
@@ -14,6 +17,7 @@ def test_a_process_killed_at_any_statement_loses_nothing_that_was_reported_as_st
     assert sum(report.kills.values()) >= 10
 
 
+@pytest.mark.long
 def test_a_process_killed_at_any_message_to_postgres_loses_nothing_that_was_reported_as_stored(tmp_path: Path) -> None:
     report = killed(tmp_path, postgres_create=47, postgres_log=97)
     assert report.failures == []

@@ -274,6 +274,7 @@ async def test_a_stranger_costs_the_same_statements_as_an_unknown_id(tmp_path: P
         await store.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("access", ["read", "write"])
 async def test_a_share_allows_what_it_says_and_no_more(scene: Scene, access: Any) -> None:
     await scene.ann.share_session("a1", "bob", access)

@@ -90,6 +90,7 @@ def content(home: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in home.iterdir() if not file.name.endswith("-shm")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("state", "files", "directory"),
     [

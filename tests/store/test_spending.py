@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from crow.domain.entries import Checkpoint, ModelRequest, NewEntry, TurnEnd
 from crow.domain.messages import Usage
 from crow.store import Store, UsageTotal
@@ -38,6 +40,7 @@ async def _turn(store: Store, session_id: str, rng: random.Random) -> None:
         await store.append(session_id, leaf=stored.id, turn=turn, entries=[title])
 
 
+@pytest.mark.long
 async def test_the_sums_of_random_sessions_equal_those_of_the_store(store: Store) -> None:
     rng = random.Random(1)
     for number in range(SESSIONS):

@@ -105,6 +105,7 @@ async def test_a_move_is_news_without_entries_and_a_deletion_ends_the_news(store
             await until(news, lambda _: False)
 
 
+@pytest.mark.long
 async def test_long_news_come_in_batches_of_bounded_size(stores: AnyStores) -> None:
     store = await stores.open()
     await store.create_session(new_session())

@@ -71,6 +71,7 @@ def test_only_so_many_spans_and_turns_wait(monkeypatch: pytest.MonkeyPatch) -> N
     assert back.spans[-1].attributes["gen_ai.conversation.id"] == "s2"
 
 
+@pytest.mark.long
 def test_an_hour_without_a_collector_costs_nothing_but_the_traces() -> None:
     """No prompt waits, memory does not grow, and the metrics stay exact."""
     with start_collector() as down:

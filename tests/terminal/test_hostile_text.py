@@ -48,6 +48,7 @@ def check(shown: str, *, is_fake_line_allowed: bool = False) -> None:
         assert not re.search(r"^FAKE", shown, re.MULTILINE), shown
 
 
+@pytest.mark.long
 def test_checks_and_lists_escape_what_endpoints_and_servers_say(hostile: Shell) -> None:
     for arguments in (
         *(["doctor"], ["doctor", "--json"], ["models"], ["models", "--json"], ["mcp"], ["mcp", "list", "--json"]),
@@ -82,6 +83,7 @@ def test_a_login_escapes_names_and_errors(hostile: Shell) -> None:
     check(terminal.shown)
 
 
+@pytest.mark.long
 def test_a_session_of_a_hostile_model_is_escaped_wherever_it_is_shown(hostile: Shell) -> None:
     (hostile.home / "config.toml").write_text("")
     script = [calls(("read_file", {"path": "evil.txt"}), (f"tool {EVIL}", {EVIL: EVIL})), text(f"crows {EVIL}")]

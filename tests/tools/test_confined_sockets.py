@@ -85,6 +85,7 @@ def listening(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @users
 @pytest.mark.parametrize("network", [False, True], ids=["alone", "network"])
 def test_a_command_reaches_no_service_by_any_kind_of_socket(user: str, network: bool) -> None:

@@ -127,6 +127,7 @@ def test_a_test_run_with_caches_needs_no_write() -> None:
     assert left == ["Makefile", "pytest.ini", "test_it.py"]
 
 
+@pytest.mark.long
 def test_tests_and_linters_need_no_write_even_without_a_throwaway_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Landlock has no layer, so caches that are usually in the workspace get a place of their own."""
     monkeypatch.setattr(programs, "SYSTEM_PLACES", ())  # no bubblewrap
@@ -179,6 +180,7 @@ BUILDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tool", available(*BUILDS))
 def test_builds_work(tool: str) -> None:
     files, command = BUILDS[tool]
@@ -205,6 +207,7 @@ def pip_to_run() -> Path:
     return wheel / "pip"
 
 
+@pytest.mark.long
 def test_packages_are_installed_from_the_network_with_a_private_cache() -> None:
     async def scenario(place: Place) -> Any:
         index = place.outside / "index" / "demo"

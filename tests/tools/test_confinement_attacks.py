@@ -93,6 +93,7 @@ async def attacked(workspace: DiskWorkspace, place: Place, attack: str) -> Any:
     return None if after == before and not escaped else [before, after, escaped, outputs]
 
 
+@pytest.mark.long
 @users
 def test_a_write_changes_nothing_outside_and_nothing_protected(user: str) -> None:
     """The attacks run one after another, since none of them leaves anything to the next one."""

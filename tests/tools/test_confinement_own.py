@@ -103,6 +103,7 @@ def test_no_directory_above_the_caches_can_be_changed_by_others(user: str) -> No
     assert as_user(user, scenario) == [0o700, 0o700]
 
 
+@pytest.mark.long
 @users
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
 def test_the_caches_of_commands_are_private_whatever_the_umask_is(user: str, mask: int) -> None:

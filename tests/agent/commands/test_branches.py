@@ -409,6 +409,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(20))
 @given(steps=STEPS)
 async def test_any_walk_leaves_a_valid_path_and_redo_inverts_undo(steps: list[str]) -> None:

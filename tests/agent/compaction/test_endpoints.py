@@ -247,6 +247,7 @@ async def test_window_that_falls_and_rises_again_is_followed_both_ways() -> None
     assert max(endpoint.sizes) > 80_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("habit", ["names", "counts", "says nothing"])
 async def test_larger_requests_are_tested_less_often_while_a_learned_window_holds(habit: Habit) -> None:
     endpoint = Endpoint(window=12_000, habit=habit)

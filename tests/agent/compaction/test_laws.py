@@ -183,6 +183,7 @@ def check_files(simulation: Simulation) -> None:
         assert set(checkpoint.body.files_modified) == simulation.files_modified()
 
 
+@pytest.mark.long
 @given(simulation=simulations(), steps=st.integers(1, 12))
 @settings(max_examples=SESSIONS)
 async def test_every_law_holds_at_every_step_of_any_session(simulation: Simulation, steps: int) -> None:
@@ -250,6 +251,7 @@ def enlarged(entry: Entry) -> Body:
     return replace(body, text=body.text * 300) if isinstance(body, (Assistant, ToolResult)) else body
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ways", [("hang",), ("garbage",), ("empty", "hang"), ("error",), ("calls", "long")])
 async def test_summariser_that_never_works_leaves_notes_that_are_bounded_and_do_not_nest(
     ways: tuple[Way, ...],

@@ -24,6 +24,7 @@ STEPS = 2_000 if IS_SOAK else 600
 INFO = ModelInfo(name="scripted", endpoint="test scripted", context_window=32_000)
 
 
+@pytest.mark.long
 async def test_turn_of_many_steps_ends_with_bounded_requests_and_linear_cost() -> None:
     sizes: list[int] = []
     summaries = 0

@@ -263,6 +263,7 @@ async def test_configured_instruction_replaces_the_summary_prompt(tmp_path: Path
         assert asked == UserMessage(parts=(Text(text=f"Summarise in {words} words.\n\n{DATA}"),))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", [16_000, 32_000, 128_000])
 async def test_a_turn_whose_every_call_has_huge_arguments_goes_on(tmp_path: Path, window: int) -> None:
     written: list[str] = []

@@ -161,6 +161,7 @@ def test_a_line_that_is_too_long_to_read_is_unknown() -> None:
     assert runs("x" * (MAX_CHARS + 1), "git push") == "maybe"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "piece",
     [

@@ -64,6 +64,7 @@ async def quickly() -> str:
     return "done"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", [NoteTaker, SlowClient])
 @pytest.mark.parametrize(
     "error", [None, NetworkError("The connection broke."), AuthError("The key is wrong.")], ids=["whole", "broke", "no"]

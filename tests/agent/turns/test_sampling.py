@@ -129,6 +129,7 @@ async def test_a_rejected_request_never_reaches_the_model(tmp_path: Path, era: s
             assert rules == (["sampling"] if answer == "reject_always" else [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "read_only", "rule", "asked", "is_answered"),
     [

@@ -15,6 +15,7 @@ from tests.support.shown_text import Stream, check_draft, check_session, pieces_
 SHORT = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < 20_000]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(8))
 async def test_shown_text_is_stored_replayed_and_sent_back(tmp_path: Path, part: int) -> None:
     chance = random.Random(part)
@@ -24,6 +25,7 @@ async def test_shown_text_is_stored_replayed_and_sent_back(tmp_path: Path, part:
     await check_session(tmp_path, streams, chance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 async def test_a_stream_cut_anywhere_shows_what_its_draft_has(part: int) -> None:
     chance = random.Random(part)

@@ -295,6 +295,7 @@ async def test_an_error_body_that_hangs_is_used_as_far_as_it_came() -> None:
     assert "no such thing" in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opening", [b"[", b'{"error":'])
 @pytest.mark.parametrize("depth", [400, 900, 5_000])
 async def test_an_error_that_nests_without_end_is_an_error_like_others(opening: bytes, depth: int) -> None:

@@ -76,6 +76,7 @@ def check_splits(fixture: Fixture) -> None:
         assert plain(outcome_of(fixture, pieces)) == whole
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
 def test_a_stream_gives_what_its_fixture_expects_in_any_split(fixture: Fixture) -> None:
     check_whole(fixture)

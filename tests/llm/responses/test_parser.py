@@ -105,6 +105,7 @@ def check_cuts(fixture: Fixture) -> None:
         assert (outcome.answer is None) == (outcome.error is not None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.name)
 def test_a_stream_gives_what_its_fixture_expects_in_any_split_and_runs_no_call_if_cut(fixture: Fixture) -> None:
     check_whole(fixture)

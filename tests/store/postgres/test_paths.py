@@ -67,6 +67,7 @@ async def wander(store: Store, seed: int) -> list[str]:
     return sessions
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("seed", some(range(4), 2))
 async def test_runs_and_parents_lead_to_the_same_path(store: PostgresStore, sql: Any, seed: int) -> None:

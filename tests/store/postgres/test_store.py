@@ -663,6 +663,7 @@ async def test_a_search_receives_only_the_text_around_the_match(url: str) -> Non
         await store.close()
 
 
+@pytest.mark.long
 async def test_a_scan_receives_long_results_one_after_the_other(url: str) -> None:
     async with Wire.open(url) as wire:
         store = await PostgresStore.open(wire.url)
@@ -711,6 +712,7 @@ async def both_engines(directory: Path) -> AsyncIterator[tuple[Store, ...]]:
             await sqlite.close()
 
 
+@pytest.mark.long
 def test_both_engines_find_the_same_in_any_text(tmp_path: Path) -> None:
     names = count()
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(both_engines(tmp_path)) as stores:

@@ -61,6 +61,7 @@ def other(directory: Path) -> Whole:
     return anyio.run(make)
 
 
+@pytest.mark.long
 async def test_damaged_files_are_repaired(tmp_path: Path, other: Whole) -> None:
     """`make soak-repair` repairs all damaged files of a larger database."""
     whole = await build_whole(tmp_path / "whole.db", turns=4)
@@ -189,6 +190,7 @@ async def test_shares_and_tokens_survive_a_damaged_value(tmp_path: Path, whole: 
     await store.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", some(range(1, 11), 3))
 async def test_a_cut_file_of_any_length_is_recovered(tmp_path: Path, large: Whole, part: int) -> None:
     path = tmp_path / "crow.db"
@@ -283,6 +285,7 @@ print(repair.repair(Path(sys.argv[1])).outcome)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("calls", some(range(16), 2))
 async def test_a_repair_that_is_killed_anywhere_is_taken_up(tmp_path: Path, logged: Whole, calls: int) -> None:
     path = tmp_path / "crow.db"

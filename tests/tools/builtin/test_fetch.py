@@ -145,6 +145,7 @@ async def test_documents_become_text_images_or_an_error_message(open_box: OpenBo
     assert large.text.endswith(f"x\n[only the first {MAX_BYTES:,} bytes]")
 
 
+@pytest.mark.long
 async def test_a_hostile_document_does_no_harm(open_box: OpenBox) -> None:
     with web() as url:
         async with open_box(fetches_private=True) as box:

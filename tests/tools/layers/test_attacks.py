@@ -322,6 +322,7 @@ def test_a_sparse_giant_takes_no_space(world: World) -> None:
     assert (world.root / "giant").stat().st_blocks < 100
 
 
+@pytest.mark.long
 def test_directories_that_are_nested_too_deeply_are_refused_and_dropped(world: World) -> None:
     changes = changes_of(world.layer, world.root, "for i in $(seq 900); do mkdir d && cd d || exit; done; echo > f")
 
@@ -459,6 +460,7 @@ def test_a_kill_on_another_file_system_leaves_all_or_nothing(lines: int) -> None
         assert sorted(os.listdir(root)) in (["a", "src"], ["a", "n"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(6))
 def test_an_ordinary_user_can_undo_too(number: int) -> None:
     lines = [*LINES, "chmod 500 src build; mkdir -p r/o; chmod 555 r/o r", "chmod -R u+w .; rm -rf build src"]

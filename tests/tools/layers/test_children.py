@@ -37,6 +37,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", some(range(24), 6))
 def test_nothing_is_overwritten_silently_in_any_order_and_after_any_kill(seed: int, tmp_path: Path) -> None:
     check_interleaving(tmp_path, random.Random(seed), steps=20)
@@ -96,6 +97,7 @@ def test_a_removed_directory_hides_what_is_made_there_later_and_is_then_in_confl
     child.close()
 
 
+@pytest.mark.long
 def test_a_write_into_a_removed_directory_brings_nothing_back_wherever_it_is_killed(place: Place, root: Path) -> None:
     child = open_child(place, TASK, [root])
     view, removed = View(child.layer), child.layer.overlays[0].upper / "d"

@@ -48,6 +48,7 @@ def undo(place: Place) -> tuple[str, ...]:
     return made.skipped
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(LINES)))
 def test_a_destructive_line_is_undone_and_redone_as_far_as_it_was_copied(number: int, tmp_path: Path) -> None:
     root, place = tmp_path / "tree", Place(tmp_path / "data")

@@ -17,11 +17,13 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("layers")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(len(LINES)))
 def test_a_destructive_line_is_undone_and_redone_to_the_byte(number: int, tmp_path: Path) -> None:
     check_round(tmp_path, random.Random(number), LINES[number], kills=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", some(range(20), 3))
 def test_a_kill_leaves_what_the_next_start_completes_or_takes_back(number: int, tmp_path: Path) -> None:
     rng = random.Random(1_000 + number)

@@ -476,6 +476,7 @@ async def test_metadata_that_is_not_safe_is_refused_with_words(
     assert files_in(folder) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "ftp://x/y", "https://u:p@x/", 7, None])
 @pytest.mark.parametrize("member", ["authorization_endpoint", "token_endpoint"])
 async def test_a_url_that_is_no_web_page_is_never_opened(
@@ -489,6 +490,7 @@ async def test_a_url_that_is_no_web_page_is_never_opened(
     assert server.valid == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "path", ["/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-authorization-server"]
 )

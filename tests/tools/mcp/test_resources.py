@@ -93,6 +93,7 @@ async def test_resources_are_listed_and_read(open_box: OpenBox, era: str) -> Non
     }
 
 
+@pytest.mark.long
 @ERAS
 async def test_values_for_a_template_come_from_the_server(open_box: OpenBox, era: str) -> None:
     asked = {"server": "srv", "template": "issue://{owner}/{number}", "variable": "owner", "value": "c"}

@@ -215,6 +215,7 @@ OUTSIDE = (
 """What an attacker may send to the proxy itself."""
 
 
+@pytest.mark.long
 async def test_no_request_inside_of_tls_is_more_than_it_seems(tmp_path: Path) -> None:
     async with scene(tmp_path) as each:
         await each.throw(GET + "\r\n")

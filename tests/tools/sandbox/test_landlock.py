@@ -179,6 +179,7 @@ READS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", READS.values(), ids=READS.keys())
 @pytest.mark.parametrize("access", ["read", "write"])
 def test_no_command_reads_what_is_masked_or_hidden(host: Host, access: str, script: str) -> None:
@@ -214,6 +215,7 @@ WRITES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", WRITES.values(), ids=WRITES.keys())
 @pytest.mark.parametrize("access", ["read", "write"])
 def test_no_command_writes_outside_of_the_workspace(host: Host, access: str, script: str) -> None:
@@ -537,6 +539,7 @@ WORKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORKS)
 def test_what_must_go_on_working_in_the_workspace(host: Host, name: str) -> None:
     for tool in name.split():
