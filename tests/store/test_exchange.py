@@ -86,7 +86,7 @@ def bodies(draw: st.DrawFn) -> Body:
         case Restore():
             return Restore(entry=draw(SMALL))
         case domain.Note():
-            return dataclasses.replace(body, entry=draw(st.none() | SMALL))
+            return dataclasses.replace(body, entry=draw(st.none() | st.integers(0, 12)))
         case domain.User() | domain.Assistant() | domain.Remark() | domain.Command() | domain.Custom():
             return dataclasses.replace(body, message_id=draw(IDS))
         case _:
