@@ -179,6 +179,8 @@ def as_foreign(body: Body) -> Body:
 
 
 def refers(body: Body) -> bool:
+    if isinstance(body, domain.Note):
+        return bool(body.entry)
     return isinstance(body, domain.Started | File | domain.ToolResult | Checkpoint | Mask | Restore)
 
 
