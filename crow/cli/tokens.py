@@ -30,17 +30,17 @@ _TokenCommand = Callable[[AccessStore, argparse.Namespace], Awaitable[None]]
 
 def add_token_commands(parser: argparse.ArgumentParser) -> None:
     """Add `pair`, `token add`, `token list` and `token revoke` to the parser of `crow serve`."""
-    beside = parser.add_subparsers(metavar="COMMAND")
-    words = "pair a browser or phone with the server: print a link, once usable, and its QR code"
-    pairing = beside.add_parser("pair", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    subcommands = parser.add_subparsers(metavar="COMMAND")
+    words = "pair a browser or phone with the server: print a link that can be used once, and its QR code"
+    pairing = subcommands.add_parser("pair", help=words, description=f"{words[0].upper()}{words[1:]}.")
     pairing.set_defaults(token_command=_pair)
     pairing.add_argument(
         "principal", metavar="PRINCIPAL", nargs="?", help="whose sessions it shows (default: the only principal)"
     )
-    pairing.add_argument("--url", metavar="URL", help="how the browser reaches the server, if crow cannot know it")
+    pairing.add_argument("--url", metavar="URL", help="how the browser reaches the server, if crow cannot work it out")
     words = "add, list and revoke tokens for crow serve"
-    below = beside.add_parser("token", help=words, description=f"{words.capitalize()}.")
-    commands = below.add_subparsers(metavar="COMMAND", required=True)
+    token_parser = subcommands.add_parser("token", help=words, description=f"{words.capitalize()}.")
+    commands = token_parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, run: _TokenCommand, words: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
@@ -168,7 +168,7 @@ async def _list_tokens(store: AccessStore, options: argparse.Namespace) -> None:
             )
             for token in tokens
         ],
-        empty='There are no tokens. "crow serve token add PRINCIPAL" makes one.',
+        empty=f'There are no {"" if options.all else "valid "}tokens. "crow serve token add PRINCIPAL" makes one.',
     )
 
 

@@ -55,6 +55,7 @@ async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
         planned = await tool.plan(context, arguments_of(call))
         return planned if planned.fault is None else replace(planned, fault=with_name(call.name, planned.fault))
     except (ArgumentError, OSError) as error:
+        # a call with a fault of its own, such as invalid JSON, names itself
         fault = describe_error(error) if call.fault is not None else with_name(call.name, describe_error(error))
     announcement = Announcement(title=call.name, kind=tool.kind)
     return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.access == "write")

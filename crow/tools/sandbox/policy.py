@@ -132,7 +132,7 @@ class SandboxOptions:
     own: tuple[Path, ...] = ()
     """Crow's files and directories, which no confined command can see."""
     masked: tuple[Path, ...] = ()
-    """Further directories to mask, in addition to those in `MASKED`."""
+    """Further directories to mask, in addition to those in `_MASKED`."""
     layers: Path | None = None
     """The directory for layers and for what undoes their changes. If None, no command runs in a layer that is kept."""
     caches: Path | None = None
@@ -192,8 +192,11 @@ class Policy:
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """The environment that crow adapts for commands."""
     _places: list[_FoundPlaces] = field(default_factory=list, repr=False)
+    """The newest result of `_found_places`, or nothing yet."""
     _repositories: dict[Path, _OuterRepository | None] = field(default_factory=dict, repr=False)
+    """The repository around each root, as it was at the first call of `_outer_repositories`."""
     _fixed: dict[tuple[Path, ...], tuple[Path, ...]] = field(default_factory=dict, repr=False)
+    """The results of `_own_trees`."""
 
     @property
     def home(self) -> Path | None:
@@ -252,13 +255,17 @@ class Policy:
         denied: Sequence[Path] = (),
         overlays: Sequence[Overlay] = (),
     ) -> Confinement:
-        """Return the confinement of a command with this access. With the access `write`, `snapshot` has the protected
-        paths, or `overlays` take what the command writes. `denied` are additional paths to hide."""
+        """Return the confinement of a command with this access. `denied` are additional paths to hide.
+
+        What the command writes into the workspace goes one of three ways. With `overlays`, it goes into a layer.
+        Without them but with the access `write`, it goes into the workspace itself, except for the protected paths,
+        which are in `snapshot`. With the access `read`, it is thrown away at the end of the command.
+        """
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
         sockets = tuple(dict.fromkeys(self._named(self.options.sockets)))
-        # a masked directory that the setting names holds only the sockets that commands make themselves
+        # if the setting names a masked directory, it stays empty except for sockets that commands make there
         shown = [path for path in sockets if path not in masked]
         others = listening_sockets(shown) if sockets else ()
         hidden = tuple(dict.fromkeys([*found.hidden, *denied, *others]))
@@ -301,7 +308,7 @@ class Policy:
         )
 
     def _own_trees(self, writable: tuple[Path, ...]) -> tuple[Path, ...]:
-        """Return crow's own trees in these directories. They stay where they are as long as crow runs."""
+        """Return crow's own trees in `writable`. They stay where they are as long as crow runs."""
         if writable not in self._fixed:
             self._fixed[writable] = own_trees(writable)
         return self._fixed[writable]
@@ -379,7 +386,8 @@ class Policy:
         roots = self.writable_roots()
         self.options.programs.distrust(roots)
         for path in self.options.own:
-            if not path.suffix and is_inside_any(Path(os.path.realpath(path)), roots):
+            is_directory = not path.suffix  # as the files in `own` are called
+            if is_directory and is_inside_any(Path(os.path.realpath(path)), roots):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
@@ -566,7 +574,7 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def _prefixes_of(roots: Iterable[Path]) -> tuple[str, ...]:
-    """Return with what all paths in these directories begin."""
+    """Return what all paths in these directories begin with."""
     return tuple([f"{str(root).rstrip(os.sep)}{os.sep}" for root in roots])
 
 
@@ -595,7 +603,8 @@ def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path
 
 
 def _is_visible(path: Path, masked: tuple[str, ...], visible: tuple[str, ...]) -> bool:
-    """Return whether a command would see the path: nothing masks it, or it is in a visible tree. Both are prefixes."""
+    """Return whether a command would see the path: nothing masks it, or it is in a visible tree. `masked` and
+    `visible` are what paths in such trees begin with."""
     place = f"{path}{os.sep}"
     return place.startswith(visible) or not place.startswith(masked)
 
