@@ -16,7 +16,10 @@ def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
         return own
     if b"\0" in base + theirs + own:
         return None
-    before, left, right = (text.decode("latin-1").splitlines(keepends=True) for text in (base, theirs, own))
+    # split as bytes, because `str` also splits at characters that are parts of others in UTF-8
+    before, left, right = (
+        [line.decode("latin-1") for line in text.splitlines(keepends=True)] for text in (base, theirs, own)
+    )
     merged: list[str] = []
     at = at_left = at_right = 0
     in_left, in_right = _places(before, left), _places(before, right)

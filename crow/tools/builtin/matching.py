@@ -64,20 +64,27 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
     for meant in (each for slip in SLIPS for each in slip(old, new)):
         if not meant.old or meant.old == meant.new:
             continue
-        exact = _replace_exactly(text, meant.old, meant.new, every=every, name=name)
+        exact = _replace_exactly(
+            text, meant.old, meant.new, every=every, name=name, is_whole_lines=meant.is_whole_lines
+        )
         if exact is not None:
             return replace(exact, remark="; ".join(each for each in (meant.remark, exact.remark) if each))
     return _replace_folded(Lines(text), old, new, name=name)
 
 
-def _replace_exactly(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement | None:
-    """Replace `old`, with the line ends as given or with those of the file. Return None if it does not occur.
+def _replace_exactly(
+    text: str, old: str, new: str, *, every: bool, name: str, is_whole_lines: bool = False
+) -> Replacement | None:
+    """Replace `old`, with the line ends as given or with those of the file. Return None if it does not occur or, with
+    `is_whole_lines`, if it does not occur as whole lines.
 
     :raises ~crow.domain.errors.ArgumentError: several places match and `every` is false.
     """
     for wanted, given in _spellings(text, old, new):
         at = text.find(wanted)
         if at < 0:
+            continue
+        if is_whole_lines and not _are_whole_lines(text, at, wanted):
             continue
         if not every and _begins_within_indentation(text, at):
             continue  # the lines are indented less than those of the file, so new_text must be indented too
@@ -87,13 +94,21 @@ def _replace_exactly(text: str, old: str, new: str, *, every: bool, name: str) -
         made, remark = _with_line_end(text, at, wanted, new if has_lf_end else given, name)
         if not every:
             _check_edges(text, at, wanted, made, name)
+        pieces, end, count = [text[:at], made], at + len(wanted), 1
+        while (at_next := text.find(wanted, end)) >= 0:  # only with `every`
+            pieces += [text[end:at_next], _with_line_end(text, at_next, wanted, given, name)[0]]
+            end, count = at_next + len(wanted), count + 1
         return Replacement(
-            text=text.replace(wanted, made),
-            count=text.count(wanted),
-            line=text.count("\n", 0, at) + 1,
-            remark=remark,
+            text="".join([*pieces, text[end:]]), count=count, line=text.count("\n", 0, at) + 1, remark=remark
         )
     return None
+
+
+def _are_whole_lines(text: str, at: int, wanted: str) -> bool:
+    """Return whether the match at `at` has whole lines, apart from indentation."""
+    stop = at + len(wanted)
+    is_end = wanted.endswith("\n") or stop == len(text) or text.startswith(("\n", "\r\n"), stop)
+    return is_end and not text[text.rfind("\n", 0, at) + 1 : at].strip()
 
 
 def _begins_within_indentation(text: str, at: int) -> bool:
@@ -191,6 +206,8 @@ class _Meant:
     old: str
     new: str
     remark: str
+    is_whole_lines: bool = False
+    """The slip is possible only in whole lines: within a line, `-` and numbers are likely to be meant."""
 
 
 _NUMBER = re.compile(r"\A[ \t]*(\d+)(?:\t|→|\||:)")
@@ -215,7 +232,7 @@ def _without_numbers(old: str, new: str) -> Iterator[_Meant]:
         bare_old, bare_new = (
             "\n".join(number.sub("", line, count=1) for line in text.split("\n")) for text in (old, new)
         )
-        yield _Meant(old=bare_old, new=bare_new, remark="the line numbers were left out")
+        yield _Meant(old=bare_old, new=bare_new, remark="the line numbers were left out", is_whole_lines=True)
 
 
 def _without_fence(old: str, new: str) -> Iterator[_Meant]:
@@ -242,6 +259,7 @@ def _without_diff_marks(old: str, new: str) -> Iterator[_Meant]:
             old="\n".join(line[1:] for line in olds) + "\n" * old.endswith("\n"),
             new="\n".join(line[1:] for line in news) + "\n" * (new.endswith("\n") and bool(news)),
             remark="the diff markers were left out",
+            is_whole_lines=True,
         )
 
 
@@ -308,6 +326,8 @@ def _replace_folded(lines: Lines, old: str, new: str, *, name: str) -> Replaceme
             continue
         found: list[tuple[Place, Indents]] = []
         for number, place in enumerate(lines.find(wanted)):
+            if old.endswith("\n") and not place.is_whole_end:
+                continue  # old_text says that the line ends here
             if number * len(wanted) > MAX_LINES_COMPARED:
                 raise ArgumentError(f"too many places in {name} are similar to old_text; copy it exactly")
             indents = Indents.between(old_lines, lines.at(place), skips_first=not place.is_whole_start, unit=lines.unit)

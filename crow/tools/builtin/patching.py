@@ -317,5 +317,6 @@ def _spliced(lines: Lines, splices: Sequence[_Splice]) -> str:
         at = splice.stop
     made += old[at:]
     usual = next((end for end in lines.ends if end), "\n")
-    body = "".join(line + (end or usual) for line, end in made[:-1])
-    return body + (made[-1][0] if made else "")
+    text = "".join(line + (end or usual) for line, end in made[:-1]) + (made[-1][0] if made else "")
+    ended = len(lines.contents) > 1 and not lines.contents[-1]
+    return text + usual if ended and text and not text.endswith("\n") else text

@@ -283,7 +283,11 @@ def filter_names(names: list[str], glob: str) -> list[str]:
     slash, also everything in directories. The glob may be absolute."""
     glob, is_wanted = normalize("NFC", glob), not glob.startswith("!")
     glob = glob if is_wanted else glob[1:].rstrip("/")
-    expression = re.compile(glob_expression(glob.removeprefix(f"{normalize('NFC', os.getcwd())}/")))
+    glob_here = glob.removeprefix(f"{normalize('NFC', os.getcwd())}/")
+    try:
+        expression = re.compile(glob_expression(glob_here))
+    except re.error:  # such as `[user-id]`, the name of a directory
+        expression = re.compile(glob_expression(glob_here.replace("[", "[[]")))
 
     def matches(name: str) -> bool:
         return expression.fullmatch(normalize("NFC", name)) is not None
@@ -516,7 +520,7 @@ def _text_of(name: str, folders: Folders) -> str | None:
         os.close(file)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
-    return "" if b"\0" in data[:_SNIFFED_BYTES] else data.decode("utf-8", "replace")
+    return "" if b"\0" in data[:_SNIFFED_BYTES] else data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
 
 
 def _excerpt(line: str, at: int) -> str:
