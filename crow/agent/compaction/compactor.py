@@ -24,7 +24,7 @@ from crow.agent.compaction.summary import Summary, ignore
 from crow.agent.compaction.wish import CompactionWish
 from crow.agent.compaction.writer import CheckpointWriter, Helpers, Pass, PreparedCheckpoint
 from crow.agent.hooks import CompactionAdvice
-from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
+from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import BadRequest, ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, SummaryShown
 from crow.llm import Model
@@ -65,7 +65,7 @@ class Compactor:
         self._writer = CheckpointWriter(gauge, helpers)
         """Makes the checkpoints that this class stores and announces."""
         self._passes: list[int] = []
-        """The id of the newest entry after each pass."""
+        """For each pass of this turn, how many answers had come to the branch before."""
         self.prepared: PreparedCheckpoint | None = None
         """If set, this checkpoint is used before the first request of the turn, provided that it still fits the
         branch."""
@@ -304,7 +304,7 @@ class Compactor:
             words = going.wish.why_not(going.measured)
             words = words or "The conversation is already so short that a summary would be longer."
             return CompactionResult(outcome="noop", words=words)
-        self._passes.append(self._branch.entries[-1].id)
+        self._passes.append(self._branch.answers)
         return _too_small(self.model.info.name, going.limits, going.measured)
 
     async def _store_checkpoint(
@@ -320,7 +320,7 @@ class Compactor:
     async def _store(self, entries: list[NewEntry], measured: Measure) -> tuple[Entry, ...]:
         calibration = recalibrated(self._branch.row.calibration, measured)
         stored = await self._branch.record(entries, changes=SessionChanges(calibration=calibration))
-        self._passes.append(stored[-1].id)
+        self._passes.append(self._branch.answers)
         return stored
 
     async def _undo(self) -> str:
@@ -356,8 +356,7 @@ class Compactor:
         passes."""
         if len(self._passes) < passes:
             return None
-        since = self._passes[-passes]
-        return sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
+        return self._branch.answers - self._passes[-passes]
 
 
 def _new_compaction_id() -> str:

@@ -15,6 +15,7 @@ from crow.agent.history.sent_parts import SentParts
 from crow.agent.history.told import Told
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import (
+    Assistant,
     Entry,
     ModelRequest,
     NewEntry,
@@ -100,6 +101,8 @@ class Branch:
         self._pending = _Pending()
         self._others = _Others()
         self.usage = TurnUsage()
+        self.answers = 0
+        """How many answers of the model came since this object was made, also those that a compaction has replaced."""
         self.claimed_to: int | None = None
         """While this process runs a turn: the id of the entry that was the session's newest when the turn was claimed.
         Otherwise None."""
@@ -223,6 +226,7 @@ class Branch:
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
             self.projection.add(entry)
+            self.answers += isinstance(entry.body, Assistant)
             self.leaf = entry.id
             self._others.known_to = max(self._others.known_to, entry.id)
 

@@ -327,11 +327,20 @@ async def test_third_pass_in_a_row_is_skipped_if_the_window_is_not_configured(pl
 async def fill_up_too_fast(place: Place) -> None:
     """Two passes with one answer after each, then a full context again."""
     for _ in range(2):
-        await place.talk(4)
+        for _ in range(4):
+            await place.branch.record([NewEntry(body=user("q" * 12_000))])
         await place.compactor.make_room()
         await place.branch.record([NewEntry(body=said("one answer"))])
     for _ in range(4):
         await place.branch.record([NewEntry(body=user("q" * 12_000))])
+
+
+async def test_answers_that_a_compaction_has_replaced_count_when_the_next_one_is_due(place: Place) -> None:
+    place.model.info = CONFIGURED
+    for passes in (1, 2, 3, 4):
+        await place.talk(2, size=15_000)
+        await place.compactor.make_room()
+        assert sum(isinstance(entry.body, Checkpoint) for entry in place.stored()) == passes
 
 
 async def test_overflow_lowers_the_window_and_compacts(place: Place) -> None:

@@ -310,3 +310,33 @@ def test_a_part_of_a_line_may_be_replaced_and_wrapped() -> None:
     assert once("x = f(a)\n", "f(a)", "f(f(a))").text == "x = f(f(a))\n"
     assert once("x = f(a)\n", "a", "f(a)").text == "x = f(f(a))\n"
     assert once("turn on\nturn off\n", "on\nturn", "up\nturn").text == "turn up\nturn off\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "made"),
+    [
+        ('d = {\n    404: "Not Found",\n}\n', '404:  "Not Found",', '410:  "Gone",', 'd = {\n    410: "Gone",\n}\n'),
+        ("80: web\n", "80:  web", "443:  tls", "443: tls\n"),
+        ("-  foo\n- bar\n", "- foo", "", "- bar\n"),
+    ],
+)
+def test_a_number_or_a_mark_that_belongs_to_the_text_is_no_slip(text: str, old: str, new: str, made: str) -> None:
+    assert once(text, old, new).text == made
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        ("# List\n- eggs\n\nWe already have enough milk in stock.\n", "- milk", ""),
+        ("timeout = 5\n", "-5", "+7"),
+        ("def f():\n    return x + 1\n\ndef g(): pass\n", "def f():\n\treturn x\n", "def f():\n\treturn y\n"),
+        ("a = 1\nx = foo(1).bar()\n", "a  = 1\nx = foo(1)\n", "a  = 1\n"),
+    ],
+)
+def test_a_part_of_another_line_is_not_what_an_edit_means(text: str, old: str, new: str) -> None:
+    assert "does not occur" in refused(text, old, new)
+
+
+def test_no_replaced_place_of_several_joins_two_lines() -> None:
+    with pytest.raises(ArgumentError, match="would be joined to it"):
+        replace_text("foo\nx = foo\ny\n", "foo\n", "", every=True, name="a.py")

@@ -197,3 +197,15 @@ def test_any_text_is_read_or_refused(text: str) -> None:
                 apply_hunks("a\nb\n", change.hunks, name="a") if change.hunks else None
         except ArgumentError:
             continue
+
+
+@pytest.mark.parametrize(
+    ("lines", "made"),
+    [
+        ((" b", " ", "+c"), "a\nb\n\nc\n"),
+        ((" a", "-b", "-", "+c"), "a\nc\n"),
+        ((" b", "+c", "", "+d"), "a\nb\nc\n\nd\n"),
+    ],
+)
+def test_a_blank_line_behind_the_last_one_does_not_cost_the_last_line_end(lines: tuple[str, ...], made: str) -> None:
+    assert patched("a\nb\n", "@@", *lines) == made

@@ -466,3 +466,15 @@ def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
             folders.open(name)
         with pytest.raises(OSError, match=r"."):
             folders.status(name)
+
+
+async def test_a_byte_order_mark_is_no_part_of_the_first_line(open_box: OpenBox, root: Path) -> None:
+    (root / "a.cs").write_bytes(b"\xef\xbb\xbfusing System;\n")
+    async with open_box() as box:
+        assert "using System;" in (await box.run("grep", pattern="^using")).text
+
+
+async def test_a_directory_whose_name_is_no_valid_class_of_characters_is_found(open_box: OpenBox, root: Path) -> None:
+    write(root, "app/[user-id]/page.ts")
+    async with open_box() as box:
+        assert "app/[user-id]/page.ts" in (await box.run("list_files", glob="app/[user-id]/*.ts")).text

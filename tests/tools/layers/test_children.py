@@ -181,6 +181,8 @@ def test_a_layer_belongs_to_one_process_and_to_the_same_directories(place: Place
         (b"1\n2\n3\n", b"1\nx\n3\n", b"1\n2\ny\n", None),
         (b"1\n2\n3", b"0\n1\n2\n3", b"1\n2\n3\n4", b"0\n1\n2\n3\n4"),
         (b"\0", b"\0a", b"\0b", None),
+        # a part of a character is no line end
+        ("1, Å, 2\n".encode(), "9, Å, 2\n".encode(), "1, Å, 3\n".encode(), None),
     ],
 )
 def test_texts_are_merged_by_lines(base: bytes, theirs: bytes, own: bytes, merged: bytes | None) -> None:
