@@ -192,6 +192,7 @@ class TurnRunner:
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id, name=prompt.name)
         try:
             parts = await fill_prompt(await self.tools.toolbox(), typed, prompt.parts)
+            cut = await self._conversation.cut_for(parts)
         except (ArgumentError, ToolServerError) as error:
             body = Command(text=prompt.text, answer=str(error), message_id=prompt.message_id, name=prompt.name)
             await self._branch.record([NewEntry(body=body)])
@@ -200,18 +201,18 @@ class TurnRunner:
         except BaseException:
             self._branch.store_at_end([NewEntry(body=user)])
             raise
-        return await self._run_user(replace(user, parts=parts, cut=await self._conversation.cut_for(parts)))
+        return await self._run_user(replace(user, parts=parts, cut=cut))
 
     async def _run_with_resources(self, prompt: PendingPrompt) -> StopReason:
         """Run a prompt that mentions resources of MCP servers. The model gets their content with the prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id, name=prompt.name)
         try:
             parts, failures = await self.attach_resources(prompt.parts, prompt.mentions)
+            cut = await self._conversation.cut_for(parts)
         except BaseException:
             self._branch.store_at_end([NewEntry(body=user)])
             raise
-        user = replace(user, parts=parts, cut=await self._conversation.cut_for(parts))
-        return await self._run_user(user, failures)
+        return await self._run_user(replace(user, parts=parts, cut=cut), failures)
 
     async def attach_resources(
         self, parts: Sequence[Part], mentions: Sequence[Mention]
