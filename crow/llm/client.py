@@ -194,7 +194,7 @@ class EndpointClient:
             raise self._connection_error(error.__cause__ or error) from None
         except openai.OpenAIError as error:
             raise errors.ProtocolError(f"{who} sent an answer that cannot be read: {error}") from None
-        except (ValueError, RecursionError):
+        except ValueError:
             raise errors.ProtocolError(f"{who}/models is not JSON.") from None
         if offered is None:
             raise errors.ProtocolError(f"{who}/models is not a list of models.")

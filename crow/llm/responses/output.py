@@ -18,7 +18,7 @@ CALL_TYPES: dict[str, frozenset[str]] = {
 
 _MAX_OUTPUTS = 10_000
 _MAX_PARTS = 10_000
-_MAX_COMPARED = 100
+_MAX_COMPARED = 20
 """With at most this many items is an item compared that has another id."""
 _COMPARED_CHARS = 1_000
 
