@@ -149,6 +149,8 @@ def _objects_in(text: str) -> list[dict[str, object]]:
             text = text[:comma] + text[comma + 1 :]
             commas += 1
             continue
+        except ValueError as error:  # an integer has more digits than Python reads
+            raise InvalidArguments(_describe_fault(error, text)) from None
         objects.append(value)
         if blanks := _BLANKS.match(text, at):
             at = blanks.end()
@@ -205,7 +207,7 @@ def _object(value: object) -> dict[str, object]:
 
 def _describe_fault(error: ValueError, text: str) -> str:
     if not isinstance(error, json.JSONDecodeError):
-        return "the arguments are not valid JSON; send one JSON object"
+        return "the arguments contain a number with too many digits"
     left = len(text.rstrip()) - error.pos
     if left <= 1 or error.msg.startswith("Unterminated") or ("escape" in error.msg and left <= 6):
         return "the arguments break off; send the whole JSON object again"

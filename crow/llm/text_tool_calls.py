@@ -385,7 +385,7 @@ def _is_open_json(text: str, at: int) -> bool:
         _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated") or error.pos > len(text) - _JSON_MARGIN_CHARS
-    except RecursionError:
+    except (ValueError, RecursionError):  # an integer has too many digits, or the value nests too deeply
         pass
     return False
 

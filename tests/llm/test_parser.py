@@ -284,3 +284,22 @@ def test_a_repetitive_answer_is_read_in_linear_time(filler: str) -> None:
     parser = StreamParser(tuple(TOOLS.values()))
     parser.feed([json.dumps(chunk)])
     assert parser.finish().text == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ('{{"path": {0}}}', "a number with too many digits"),
+        ("{0}", "a number with too many digits"),
+        ('```json\n{{"path": [{0}]}}\n```', "a number with too many digits"),
+        ("{{'path': {0}}}", "not valid JSON"),
+    ],
+)
+def test_arguments_with_too_many_digits_are_a_fault_that_the_model_is_told(arguments: str, fault: str) -> None:
+    function = {"name": "read_file", "arguments": arguments.format("1" * 5_000)}
+    parser = StreamParser(tuple(TOOLS.values()))
+    delta = {"tool_calls": [{"index": 0, "id": "c1", "function": function}]}
+    parser.feed([json.dumps({"choices": [{"delta": delta, "finish_reason": "tool_calls"}]}), "[DONE]"])
+    (call,) = parser.finish().calls
+    assert fault in str(call.fault)
+    assert call.raw == function["arguments"]

@@ -294,3 +294,12 @@ def test_a_value_that_may_be_a_string_stays_one(text: str, value: object) -> Non
     detector.feed(f"<function=f>\n<parameter=o>\n{text}\n</parameter>\n<parameter=n>\nnull\n</parameter>\n</function>")
     (call,) = detector.finish(may_call=True)[1]
     assert json.loads(call.arguments) == {"o": value, "n": None}
+
+
+@pytest.mark.parametrize("written", ["{0}", "<tool_call>\n{0}\n</tool_call>", "<|python_tag|>{0}", "[TOOL_CALLS][{0}]"])
+def test_a_number_with_too_many_digits_makes_no_call_and_no_crash(written: str) -> None:
+    text = written.format('{"name": "read_file", "arguments": {"path": ' + "1" * 5_000 + "}}")
+    watched = detector()
+    shown = watched.feed(text)
+    rest, calls = watched.finish(may_call=True)
+    assert (shown + rest, calls) == (text, ())

@@ -106,6 +106,10 @@ class StreamParser(AnswerParser):
         if type(delta) is not dict:
             self._read_without_delta(choice)
             return
+        if type(choice.get("message")) is dict and not any(delta[key] for key in delta if key != "role"):
+            self._read_without_delta(choice)
+            self._has_deltas = True  # a message that follows repeats this one
+            return
         self._has_deltas = True
         if len(delta) == 1 and type(content := delta.get("content")) is str:
             self._content.append(content)

@@ -282,9 +282,8 @@ def _own_block(item: Item | PlainText | domain.ToolCall, message: domain.Assista
         case Item(data=data, call=int(number)):
             return {**data, **_call(message.calls[number])}
         case Item(data=data):
-            words = _text_of(data)
-            if words is not None and not words.strip():
-                return None  # Anthropic sends blocks of blank text, but does not accept them
+            if data.get("type") == "text" and not (_text_of(data) or "").strip():
+                return None  # Anthropic sends blocks of blank text and of none, but does not accept them
             required = ("thinking", "signature") if data.get("type") == "thinking" else ()
             return {**data, **{key: "" for key in required if key not in data}}
         case _ as never:

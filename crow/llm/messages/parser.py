@@ -358,10 +358,10 @@ class MessagesParser(AnswerParser):
 
     def _opaque(self) -> JsonObject:
         blocks = self._in_order()
-        calls = self._ending[1] if self._ending is not None else ()
+        finish, calls = self._ending or ("stop", ())
         # If crow has split, joined or dropped a call, the calls follow the other blocks.
         has_calls = sum(block.kind == "call" for block in blocks) == len(calls)
-        is_cut = self._stop_word in {"max_tokens", "model_context_window_exceeded"}
+        is_cut = finish in {"length", "refusal"}
         items: list[Item] = []
         for block in blocks:
             match block.kind:

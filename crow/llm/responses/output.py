@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crow.domain.messages import JsonObject, ToolSpec
@@ -17,6 +18,9 @@ CALL_TYPES: dict[str, frozenset[str]] = {
 
 _MAX_OUTPUTS = 10_000
 _MAX_PARTS = 10_000
+_MAX_COMPARED = 20
+"""With at most this many items is an item compared that has another id."""
+_COMPARED_CHARS = 1_000
 
 
 def freeform_property(tool: ToolSpec | None) -> str:
@@ -120,14 +124,23 @@ class Outputs:
             else:
                 is_other = not is_done and at_index.is_announced and item_id != at_index.id
             known = None if is_other else at_index
-        if known is None and is_done and index is None and not item_id:
-            known = next((each for each in self._all if each.kind == kind and each.data is None), None)
+        if known is None and is_done:
+            is_nameless = index is None and not item_id
+            known = next((each for each in self._all if _may_end(each, item, is_nameless=is_nameless)), None)
         if known is None:
             known = self._add(kind, item_id, index)
-        elif item_id:
-            self._by_id.setdefault((kind, item_id), known)
+        else:
+            self._name(known, item_id, index)
         known.is_announced = True
         return None if known.data is not None else known
+
+    def _name(self, output: Output, item_id: str, index: int | None) -> None:
+        """Note another id and the index of an item, which may have begun without them."""
+        if item_id:
+            self._by_id.setdefault((output.kind, item_id), output)
+        if output.index is None and index is not None:
+            output.index = index
+            self._by_index.setdefault((output.kind, index), output)
 
     def close(self, output: Output, item: JsonObject) -> None:
         """Note the whole item."""
@@ -135,19 +148,55 @@ class Outputs:
         if output.kind != "message" and output.call is None:
             self.size += len(json.dumps(item, default=str))
 
-    def is_known(self, item: JsonObject, index: int) -> bool:
-        """Return whether an item in the list at the end of the response has arrived as a whole."""
-        item_id, call_id = _id(item.get("id")), _id(item.get("call_id"))
-        for each in self._all:
-            if each.data is None:
+    def unread(self, items: Sequence[object]) -> Iterator[tuple[JsonObject, Output]]:
+        """Return those items of the list at the end of the response that have not arrived as a whole, each with the
+        output that it belongs to. Ids decide first. Items with other ids are matched in order, also if their places in
+        the list are not those in the stream."""
+        listed = [(at, item) for at, item in enumerate(items) if type(item) is dict and type(item.get("type")) is str]
+        order, named = self.in_order(), self._names()
+        found: dict[int, Output] = {}
+        taken: set[Output] = set()
+        for at, item in listed:
+            if (same := _named(item, named, taken)) is not None:
+                found[at] = same
+                taken.add(same)
+        left: dict[str, list[Output]] = {}
+        for each in order:
+            if each not in taken:
+                left.setdefault(each.kind, []).append(each)
+        for at, item in listed:
+            if at in found:
                 continue
-            if item_id and self._by_id.get((each.kind, item_id)) is each:
-                return True
-            if call_id and each.call is not None and each.call.id == call_id:
-                return True
-        # With other ids, the place in the list decides.
-        order = self.in_order()
-        return index < len(order) and order[index].data is not None and order[index].kind == item.get("type")
+            kind, rest = str(item["type"]), left.get(str(item["type"]), [])
+            if (same := _named(item, named, taken)) is not None:  # the list has it twice
+                found[at] = same
+                continue
+            place = self._by_index.get((kind, at)) or (order[at] if at < len(order) and order[at].data else None)
+            at_place = [place] if place is not None and place.kind == kind and place not in taken else []
+            meant = next((each for each in (*at_place, *rest[:_MAX_COMPARED]) if _fits(each, item)), None)
+            meant = meant or next(iter(at_place), None)
+            if meant is None:
+                meant = self._add(kind, _id(item.get("id")), at)
+                for name in {_id(item.get("id")), _id(item.get("call_id"))} - {""}:
+                    named[kind, name] = deque([meant])
+            elif meant in rest:
+                rest.remove(meant)
+            found[at] = meant
+            taken.add(meant)
+        for at, item in listed:
+            if found[at].data is None:
+                yield item, found[at]
+
+    def _names(self) -> dict[tuple[str, str], deque[Output]]:
+        """Return the items by kind and each id that they have, also that of a call."""
+        named: dict[tuple[str, str], deque[Output]] = {}
+        for each in self._all:
+            for name in {each.id, each.call.id if each.call is not None else ""} - {""}:
+                named.setdefault((each.kind, name), deque()).append(each)
+        for (kind, name), each in self._by_id.items():
+            if each not in (known := named.setdefault((kind, name), deque())):
+                known.append(each)
+        return named
 
     def add_input(self, output: Output, piece: object) -> None:
         """Add a piece of a call's input."""
@@ -191,6 +240,59 @@ class Outputs:
         if index is not None:
             self._by_index[kind, index] = output
         return output
+
+
+def text_parts(item: JsonObject) -> list[JsonObject]:
+    """Return the parts of a message."""
+    content = item.get("content")
+    if isinstance(content, str):
+        return [{"type": "output_text", "text": content}]
+    return [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+
+
+def _named(item: JsonObject, named: dict[tuple[str, str], deque[Output]], taken: set[Output]) -> Output | None:
+    """Return the output with the id of the item's call, or of the item. If there are several, return the first that is
+    not taken yet."""
+    for key in ("call_id", "id"):
+        same = named.get((str(item["type"]), _id(item.get(key))))
+        while same and len(same) > 1 and same[0] in taken:
+            same.popleft()
+        if same:
+            return same[0]
+    return None
+
+
+def _may_end(output: Output, item: JsonObject, *, is_nameless: bool) -> bool:
+    """Return whether `item`, whose id and index are unknown, ends this output. `is_nameless` means that it has none."""
+    if output.data is not None or output.kind != item["type"]:
+        return False
+    if is_nameless:
+        return True
+    if output.call is not None and output.call.id:
+        return output.call.id == item.get("call_id")
+    return not output.id and output.index is None and _fits(output, item)
+
+
+def _fits(output: Output, item: JsonObject) -> bool:
+    """Return whether what has come of this output can be a part of `item`, which has the same kind."""
+    if output.call is not None:
+        name, call_id = item.get("name"), item.get("call_id")
+        return output.call.name in {"", name} and (not call_id or output.call.id in {"", call_id})
+    if output.kind != "message":
+        return True
+    whole = _head(part.get("text") or part.get("refusal") for part in text_parts(item))
+    so_far = _head(piece for part in output.parts.values() for piece in part.pieces)
+    return whole.startswith(so_far) or so_far.startswith(whole)
+
+
+def _head(pieces: Iterable[object]) -> str:
+    """Return the first characters of a text, without blanks. More need not be compared."""
+    head = ""
+    for piece in pieces:
+        head += piece[:_COMPARED_CHARS] if isinstance(piece, str) else ""
+        if len(head) >= _COMPARED_CHARS:
+            break
+    return "".join(head.split())
 
 
 def is_same(one: JsonObject, other: JsonObject) -> bool:

@@ -16,7 +16,7 @@ from crow.llm.arguments import json_text
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error
 from crow.llm.items import Item, stored_items
 from crow.llm.parser import AnswerParser
-from crow.llm.responses.output import CALL_TYPES, Output, Outputs, Part, freeform_property, is_same
+from crow.llm.responses.output import CALL_TYPES, Output, Outputs, Part, freeform_property, is_same, text_parts
 from crow.llm.tool_calls import PartialCall, finished_calls, new_call_id, tool_name
 from crow.llm.usage import read_usage
 
@@ -177,11 +177,13 @@ class ResponsesParser(AnswerParser):
             if response.get("error"):
                 self._raise_error(response)
 
-    def _read_text(self, event: JsonObject, kind: str, text: object, *, is_end: bool = False) -> Part | None:
+    def _read_text(
+        self, event: JsonObject, kind: str, text: object, *, is_end: bool = False, output: Output | None = None
+    ) -> Part | None:
         """Add a piece of a text, or what is missing of a whole text. Return the part if more pieces may follow."""
         if type(text) is not str:
             return None
-        output = self._outputs.find(event, "message")
+        output = output or self._outputs.find(event, "message")
         part = output.part(event.get("content_index"), kind)
         if is_end or not part.is_whole:
             self._show(output, part, part.missing_of(text) if is_end else text)
@@ -203,13 +205,13 @@ class ResponsesParser(AnswerParser):
         part.pieces.append(text)
         self._content.append(text)
 
-    def _read_part(self, part: Mapping[str, object], event: JsonObject) -> None:
-        """Read a whole part."""
+    def _read_part(self, part: Mapping[str, object], event: JsonObject, output: Output | None = None) -> None:
+        """Read a whole part, which belongs to `output` or to the item that the event names."""
         kind = str(part.get("type"))
         if kind in {"output_text", "text"}:
-            self._read_text(event, "output_text", part.get("text"), is_end=True)
+            self._read_text(event, "output_text", part.get("text"), is_end=True, output=output)
         elif kind == "refusal":
-            self._read_text(event, "refusal", part.get("refusal"), is_end=True)
+            self._read_text(event, "refusal", part.get("refusal"), is_end=True, output=output)
         elif kind in {"reasoning_text", "summary_text"}:
             self._read_reasoning(f"response.{kind}.done", {**event, "text": part.get("text")})
 
@@ -261,14 +263,19 @@ class ResponsesParser(AnswerParser):
         if type(kind) is not str:
             return
         output = self._outputs.open(item, event, is_done=is_done)
-        if output is None:
-            return
+        if output is not None:
+            self._read_into(output, item, is_done=is_done)
+
+    def _read_into(self, output: Output, item: JsonObject, *, is_done: bool) -> None:
+        """Add to an output what its item says and has not come yet."""
+        kind = output.kind
         self._has_deltas = True
         if kind in CALL_TYPES:
             whole = item.get("input") if kind == "custom_tool_call" else item.get("arguments")
             self._outputs.complete_call(output, {**item, "arguments": whole}, is_done=is_done)
         elif kind == "message" and is_done:
-            self._read_parts(item.get("content"), event, item)
+            for index, part in enumerate(text_parts(item)):
+                self._read_part(part, {"content_index": index}, output)
         elif kind == "reasoning" and is_done:
             for form, member in (("content", item.get("content")), ("summary", item.get("summary"))):
                 for index, part in enumerate(member if isinstance(member, list) else ()):
@@ -278,14 +285,6 @@ class ResponsesParser(AnswerParser):
         if is_done:
             self._outputs.close(output, item)
 
-    def _read_parts(self, content: object, event: JsonObject, item: JsonObject) -> None:
-        where = {"item_id": item.get("id"), "output_index": event.get("output_index")}
-        if isinstance(content, str):
-            content = [{"type": "output_text", "text": content}]
-        for index, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, Mapping):
-                self._read_part(part, {**where, "content_index": index})
-
     def _read_end(self, response: dict[str, object], status: str) -> None:
         """Read the whole response at its end."""
         if self.is_finished:
@@ -293,9 +292,8 @@ class ResponsesParser(AnswerParser):
         stated = response.get("status")
         status = stated if isinstance(stated, str) and stated not in {"in_progress", "queued"} else status
         output = response.get("output")
-        for index, item in enumerate(output if isinstance(output, list) else ()):
-            if isinstance(item, dict) and not self._outputs.is_known(item, index):
-                self._read_item(item, {"output_index": index, "is_last": True}, is_done=True)
+        for item, known in self._outputs.unread(output if isinstance(output, list) else ()):
+            self._read_into(known, item, is_done=True)
         self._add_usage(read_usage(response.get("usage")))
         details = response.get("incomplete_details")
         reason = details.get("reason") if isinstance(details, Mapping) else None

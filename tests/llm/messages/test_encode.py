@@ -131,6 +131,14 @@ def test_a_failed_result_is_marked_unless_it_has_an_image_or_the_endpoint_refuse
     assert "is_error" not in result(DIALECT)
 
 
+def test_a_block_of_text_without_text_is_not_sent() -> None:
+    call = Item(data={"type": "tool_use"}, call=0)
+    for empty in ({"type": "text"}, {"type": "text", "citations": []}, {"type": "text", "text": " "}):
+        step = own(Item(data=THOUGHT), Item(data=empty), call, calls=(CALL,))
+        blocks = sent(user("Hi"), step, ToolMessage(call_id="toolu_1", text="twigs"))[1]["content"]
+        assert [block["type"] for block in blocks] == ["thinking", "tool_use"]
+
+
 def test_images_that_the_endpoint_does_not_take_become_texts() -> None:
     svg = Image(data="PHN2Zz4=", mime_type="image/svg+xml")
     (message,) = sent(UserMessage(parts=(Text(text="See"), svg, Link(uri="file:///a", name="a"))))
