@@ -21,7 +21,8 @@ may also be several words."""
 _ONE, _MANY = "\0", "\1"
 _MAX_DEPTH = 12
 _MAX_COMMANDS = 1_000
-_MAX_TRIES = 100
+_MAX_TRIES = 20
+"""At most this many times, a text is searched for the end of `((`."""
 MAX_CHARS = 32_000
 """Crow does not read lines with more characters than this. The commands in such a line are unknown."""
 _MAX_WORDS = 256
