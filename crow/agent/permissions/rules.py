@@ -574,7 +574,7 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
         fingerprint=call.coverage.fingerprint if allow else "",
         definition=call.coverage.definition if allow else "",
     )
-    if allow and call.changed and (pattern := kind_of_command(call.coverage.argument or "")):
+    if allow and call.changed and rule.argument and (pattern := kind_of_command(rule.argument)):
         return replace(rule, argument=pattern, is_pattern=True)
     if not call.touched.is_outside or not call.touched.rule_paths:
         return rule
