@@ -27,7 +27,7 @@ import anyio
 from crow.agent import new_message_id
 from crow.agent.history.branch import Branch
 from crow.agent.history.rewind import digest
-from crow.agent.permissions.rules import names_path
+from crow.agent.permissions.path_patterns import names_path
 from crow.domain.entries import Assistant, Checkpoint, Custom, File, NewEntry, StopReason, ToolResult, User
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, ToolCall

@@ -176,6 +176,10 @@ class PlannedCall:
     changed: tuple[str, ...] = ()
     """The command has already run, in a layer. These are the absolute paths of the files that it changed there, and
     the call may keep them or not."""
+    silently_changed: tuple[str, ...] = ()
+    """More such files, which nobody is asked about because git ignores them. Only deny rules use these paths."""
+    changed_below: str = ""
+    """The resolved cwd of the session. Rules may name changed files relative to it."""
 
     @property
     def each(self) -> tuple[PlannedCall, ...]:

@@ -107,6 +107,8 @@ async def test_a_subagents_edits_and_commands_stay_in_its_copy_until_they_are_ke
         assert len(user.asked) == 1
         assert f"changed {files}/src/a.py" in user.texts()[0]
         assert f"deleted {files}/b" in user.texts()[0]
+        # a rule for this task's changes would never apply again
+        assert [option["optionId"] for option in user.asked[0]["options"]] == ["allow_once", "reject_once"]
         after = picture(str(files))
         assert sorted(after) == [".", "made", "src", "src/a.py"]
         assert (files / "src" / "a.py").read_text() == "ONE\n"

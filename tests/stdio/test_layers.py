@@ -17,6 +17,7 @@ from crow.tools.sandbox.confiner import choose_sandbox
 from tests.stdio.conftest import StartCrow
 from tests.stdio.test_confinement import CONFINED, place
 from tests.stdio.test_postgres import prompted
+from tests.stdio.test_tools import configured
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.fake_endpoint import FakeEndpoint
@@ -180,6 +181,30 @@ async def test_commits_and_what_git_ignores_need_no_question_in_auto_and_only_on
         told = await run(agent, endpoint, session, shell("git commit -qm first && git log --oneline | wc -l"))
         assert told[-1] == "1"
     assert len(user.asked) == 1
+
+
+async def test_a_deny_rule_for_changes_holds_for_what_git_ignores(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path, home: Path
+) -> None:
+    configured(home, '[permissions]\ndeny = ["shell_changes(.env)", "shell_changes(src/)"]\n')
+    git(files, "init", "-q")
+    (files / ".gitignore").write_text("out/\n.env\n")
+    user = User()
+    async with crow(endpoint=endpoint, env=CONFINED, answers=user.answers) as agent:
+        session = await start(agent, files, "auto")
+        told = await run(
+            agent,
+            endpoint,
+            session,
+            shell("echo x > .env"),
+            shell("echo x > .env; echo y > c"),
+            shell("echo x > src/c"),
+            shell("mkdir out; echo > out/made"),
+        )
+    assert ["forbids these changes" in text for text in told] == [True, True, True, False]
+    assert not any((files / name).exists() for name in (".env", "c", "src/c"))
+    assert (files / "out" / "made").exists()
+    assert user.asked == []
 
 
 async def test_an_answer_covers_changes_below_a_folder(crow: StartCrow, endpoint: FakeEndpoint, files: Path) -> None:

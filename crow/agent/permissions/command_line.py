@@ -7,6 +7,7 @@ here; if the answer depends on such a value, `runs` returns "maybe".
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -20,6 +21,8 @@ may also be several words."""
 _ONE, _MANY = "\0", "\1"
 _MAX_DEPTH = 12
 _MAX_COMMANDS = 1_000
+_MAX_TRIES = 20
+"""At most this many times, a text is searched for the end of `((`."""
 MAX_CHARS = 32_000
 """Crow does not read lines with more characters than this. The commands in such a line are unknown."""
 _MAX_WORDS = 256
@@ -51,12 +54,15 @@ def simple_words(line: str) -> Words | None:
 
 class CommandList:
     """The commands of a line, in the order in which they end. `files` are the targets of redirections. `is_clear` is
-    false if a part of the line could not be read, or if the line runs text that it computes."""
+    false if a part of the line could not be read, or if the line runs text that it computes. `has_input` is true if any
+    input is redirected or piped, and `runs_input` if a shell may run its input."""
 
     def __init__(self) -> None:
         self.commands: list[Words] = []
         self.files: list[str] = []
         self.is_clear = True
+        self.has_input = False
+        self.runs_input = False
 
 
 @lru_cache(maxsize=16)
@@ -68,6 +74,8 @@ def read_commands(line: str) -> CommandList:
         found.is_clear = False
     else:
         _LineReader(line, found, 0).read()
+    if found.has_input and found.runs_input:
+        found.is_clear = False
     return found
 
 
@@ -79,6 +87,8 @@ _ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'?", re.DOTALL)
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _REDIRECTION = re.compile(r"&>>?|<<<|<<-?|<>|<&|>&|>>|>\||<\(|>\(|<|>")
 _HERE_MARK = re.compile(r"""[ \t]*((?:'[^'\n]*'|"[^"\n]*"|\\.|[^\s;&|<>()'"\\])+)""")
+_CASE = re.compile(r"\bcase\b.*\bin\b", re.DOTALL)
+_FILE_VARIABLE = re.compile(r"\{[^{} ]+\}")
 _KEYWORDS = frozenset(
     ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "coproc", "fi", "done", "esac", "}")
 )
@@ -97,7 +107,7 @@ class _LineReader:
         self._drops_word = False
         self._has_brace = False
         self._here: list[tuple[str, bool, bool]] = []
-        self._takes_input = False
+        self._tries = 0
 
     def read(self) -> None:
         """Read the whole text."""
@@ -130,8 +140,13 @@ class _LineReader:
             self._at = len(self._text) if end < 0 else end
         elif char in "<>" or self._text.startswith("&>", self._at):
             self._read_redirection()
+        elif self._text.startswith("((", self._at) and (inner := self._arithmetic()) is not None:
+            self._end_command()
+            # some shells read it as commands in two subshells
+            self._nest(inner.replace("<<", " "))
         elif char in ";&|()\n":
-            self._end_command(is_piped=char == "|" and not self._text.startswith("||", self._at))
+            self._found.has_input |= char == "|" and not self._text.startswith("||", self._at)
+            self._end_command()
             self._at = rest_at + (self._text[self._at : self._at + 2] in ("||", "&&", ";;", "|&"))
             if char == "\n":
                 self._skip_here_documents()
@@ -142,6 +157,23 @@ class _LineReader:
             self._has_brace = self._has_brace or char == "{"
             self._add(char)
             self._at = rest_at
+
+    def _arithmetic(self) -> str | None:
+        """Return the text in `((...))`, where `<<` is an operator. Return None if this is something else."""
+        start, is_clear = self._at, self._found.is_clear
+        self._tries += 1
+        if self._tries > _MAX_TRIES:
+            self._found.is_clear = False
+            return None
+        self._at += 1
+        outer = self._balanced("(", ")")
+        end, self._at = self._at, start + 2
+        inner = self._balanced("(", ")")
+        if self._found.is_clear == is_clear and outer == f"({inner})":
+            self._at = end
+            return inner
+        self._at = start
+        return None
 
     def _peek(self, at: int) -> str:
         return self._text[at : at + 1] or "\n"
@@ -199,7 +231,13 @@ class _LineReader:
         after = text[start + 1 : start + 2]
         if after == "(":
             self._at = start + 2
-            self._nest(self._balanced("(", ")"))
+            inner_text = self._balanced("(", ")")
+            is_arithmetic = inner_text.startswith("(") and inner_text.endswith(")")
+            self._nest(inner_text.replace("<<", " ") if is_arithmetic else inner_text)
+            self._add(unknown)
+        elif after == "[":
+            self._at = start + 2
+            _LineReader(self._balanced("[", "]"), self._found, self._depth + 1).read_substitutions()
             self._add(unknown)
         elif after == "{":
             self._at = start + 2
@@ -236,7 +274,10 @@ class _LineReader:
             level += (char == opening) - (char == closing)
             self._at += 1
             if not level:
-                return text[start : self._at - 1]
+                found = text[start : self._at - 1]
+                if opening == "(" and _CASE.search(found):  # this bracket may end a pattern of `case`
+                    self._found.is_clear = False
+                return found
         self._found.is_clear = False
         return text[start:]
 
@@ -245,33 +286,40 @@ class _LineReader:
 
     def _read_redirection(self) -> None:
         text = self._text
-        if self._pieces is not None and "".join(self._pieces).isdecimal():
-            self._pieces = None  # this word is a file descriptor, as in `2>file`
+        word_before = "".join(self._pieces or ())
+        if word_before.isdecimal() or _FILE_VARIABLE.fullmatch(word_before):
+            self._pieces, self._has_brace = None, False  # this word is a file descriptor, as in `2>file` or `{fd}>file`
         self._end_word()
         operator = _REDIRECTION.match(text, self._at)
         assert operator is not None
         self._at = operator.end()
         match operator[0]:
             case "<(" | ">(":
+                self._found.has_input = True
                 self._nest(self._balanced("(", ")"))
                 self._add(_ONE)
                 return
             case "<<" | "<<-":
-                self._takes_input = True
+                self._found.has_input = True
                 word = _HERE_MARK.match(text, self._at)
                 if word is None:
                     self._found.is_clear = False
                     return
                 self._at = word.end()
+                is_odd = "$" in word[1] or "`" in word[1] or ("\\" in word[1] and bool(set(word[1]) & set("'\"")))
+                # with `[` before it, this may be an index that is computed
+                if is_odd or self._peek(self._at) not in " \t\n;&|<>()" or _MANY in word_before:
+                    self._found.is_clear = False
                 mark = re.sub(r"['\"\\]", "", word[1])
                 self._here.append((mark, operator[0] == "<<-", mark == word[1]))
                 return
-            case "<" | "<<<" | "<>":
-                self._takes_input = True
+            case "<" | "<<<" | "<>" | "<&":
+                self._found.has_input = True
         self._drops_word = True
 
     def _skip_here_documents(self) -> None:
-        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it."""
+        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it. A text that does
+        not end may be none."""
         waiting, self._here = self._here, []
         for mark, may_indent, is_expanded in waiting:
             body: list[str] = []
@@ -283,7 +331,12 @@ class _LineReader:
                 if (line.lstrip("\t") if may_indent else line) == mark:
                     break
                 body.append(line)
+            else:
+                self._found.is_clear = False
             if is_expanded:
+                joined = "\n".join(body).replace("\\\n", "").split("\n")
+                if mark in [line.lstrip("\t") if may_indent else line for line in joined]:
+                    self._found.is_clear = False
                 _LineReader("\n".join(body), self._found, self._depth + 1).read_substitutions()
 
     def _end_word(self) -> None:
@@ -300,13 +353,12 @@ class _LineReader:
         else:
             self._words.append(word)
 
-    def _end_command(self, *, is_piped: bool = False) -> None:
+    def _end_command(self) -> None:
         self._end_word()
         self._drops_word = False
-        words, takes_input = tuple(self._words), self._takes_input
-        self._words, self._takes_input = [], is_piped
+        words, self._words = tuple(self._words), []
         if words:
-            _add_command(words, self._found, self._depth, takes_input=takes_input)
+            _add_command(words, self._found, self._depth)
 
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "rbash", "csh", "tcsh"))
@@ -372,14 +424,18 @@ def program_of(word: str) -> str:
 def _without_assignments(words: Words) -> Words:
     """Return the words of a command, without the keywords and assignments in front of them."""
     at = 0
-    while at < len(words) and (words[at] in _KEYWORDS or ASSIGNMENT.fullmatch(words[at])):
-        at += 1
+    while at < len(words):
+        if words[at] == "function" or (words[at] == "coproc" and words[at + 2 : at + 3] and words[at + 2] in _KEYWORDS):
+            at += 2  # a name follows
+        elif words[at] in _KEYWORDS or ASSIGNMENT.fullmatch(words[at]) or (at and words[at] in ("-p", "--")):
+            at += 1
+        else:
+            break
     return words[at:]
 
 
-def _add_command(words: Words, found: CommandList, depth: int, *, takes_input: bool = False) -> None:
-    """Add a command and the commands that it runs. `takes_input` means that the command's input is redirected or comes
-    from another command."""
+def _add_command(words: Words, found: CommandList, depth: int) -> None:
+    """Add a command and the commands that it runs."""
     if len(found.commands) > _MAX_COMMANDS or depth > _MAX_DEPTH:
         found.is_clear = False
         return
@@ -389,22 +445,30 @@ def _add_command(words: Words, found: CommandList, depth: int, *, takes_input: b
     found.commands.append(words)
     program = program_of(words[0])
     if program in SHELLS:
-        _add_shell(words, found, depth, takes_input=takes_input)
+        _add_shell(words, found, depth)
     elif program == "eval":
         _add_text(" ".join(words[1:]), found, depth)
+    elif program == "trap":
+        for word in words[1:]:
+            if word not in ("-", "--"):
+                _add_text(word, found, depth)
+    elif program in ("source", "."):
+        if any(map(_may_be_input, words[1:])):
+            found.is_clear = False
     elif program in WRAPPERS or program in RUNNERS or (words[1:2] and words[1] in ("run", "exec", "dlx")):
         more = (_MANY,) if program in ("xargs", "parallel") else ()
         for at in range(1, len(words)):
             if len(found.commands) > _MAX_COMMANDS:
                 found.is_clear = False
                 return
+            _add_joined(words[at : at + _MAX_WORDS], found, depth)
             if any(char in words[at] for char in " \t\n;|&"):
                 _add_text(words[at].partition("=")[2] if words[at].startswith("-") else words[at], found, depth)
             elif not words[at].startswith("-"):
                 inner = (*_without_assignments(words[at : at + _MAX_WORDS]), *more) or words
                 found.commands.append(inner)
                 if program_of(inner[0]) in ("eval", "find", *SHELLS):
-                    _add_command(inner, found, depth + 1, takes_input=takes_input or bool(more))
+                    _add_command(inner, found, depth + 1)
     elif program == "find":
         for at, word in enumerate(words[:-1]):
             if len(found.commands) > _MAX_COMMANDS:
@@ -414,11 +478,21 @@ def _add_command(words: Words, found: CommandList, depth: int, *, takes_input: b
                 _add_command((*words[at + 1 : at + _MAX_WORDS], _MANY), found, depth + 1)
 
 
-def _add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
+def _add_joined(words: Words, found: CommandList, depth: int) -> None:
+    """Add the command line in an option of a wrapper, as in `env -S'git push'` or `su -c'git push'`."""
+    if words[0].startswith("-") and not words[0].startswith("--"):
+        for letter in "cS":
+            text = words[0][1:].partition(letter)[2]
+            if text:
+                _add_text(" ".join((text, *words[1:])) if letter == "S" else text, found, depth)
+
+
+def _add_shell(words: Words, found: CommandList, depth: int) -> None:
     """Add what a shell runs. With `-c`, the shell runs the text after that option. Without `-c`, it runs a script if
     one is named. Without `-c` and without a script, it runs its input, which is unknown."""
     runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
+    found.runs_input = found.runs_input or _may_run_input(words)
     if runs_text:
         for word in words[runs_text + 1 :]:
             _add_text(word, found, depth)
@@ -426,8 +500,33 @@ def _add_shell(words: Words, found: CommandList, depth: int, *, takes_input: boo
         found.commands.append(words[operands[0] :])
     elif operands:
         found.commands += [words[at:] for at in operands]
-    elif takes_input:
-        found.is_clear = False
+
+
+_PLAIN_OPTIONS = frozenset(("--", "--login", "--noprofile", "--norc", "--posix"))
+
+
+def _may_run_input(words: Words) -> bool:
+    """Return whether a shell may run its input: it has no script, `-s`, or a script such as /dev/stdin."""
+    values = 0
+    for word in words[1:]:
+        if word.startswith(("-", "+")):
+            if _ONE in word or _MANY in word or (not word.startswith("--") and "s" in word):
+                return True
+            if word.startswith("--"):
+                values = int("=" not in word and word not in _PLAIN_OPTIONS)
+            else:
+                values = word.lower().count("o")
+        elif values:
+            values -= 1
+        else:
+            return _may_be_input(word)
+    return True
+
+
+def _may_be_input(script: str) -> bool:
+    """Return whether a script may be the shell's input, such as /dev/stdin."""
+    is_unknown = _ONE in script or _MANY in script
+    return is_unknown or os.path.normpath(f"/{script.lstrip('/')}").startswith(("/dev/", "/proc/"))
 
 
 def _add_text(text: str, found: CommandList, depth: int) -> None:
@@ -534,7 +633,8 @@ def _match_options(command: Words, wanted: Sequence[str]) -> Certainty:
     is_unknown = any(_ONE in word or _MANY in word for word in command[1:])
     for option in wanted:
         name = option.partition("=")[0]
-        has = option in given or (
+        each = [*given, *(f"-{letter}" for letter in letters)]
+        has = any(fnmatchcase(word, option) for word in each) or (
             any(len(word) > 3 and option.startswith(word.partition("=")[0]) for word in given if word.startswith("--"))
             or any(word.startswith(f"{name}=") for word in given)
             if option.startswith("--")

@@ -22,6 +22,7 @@ from crow.agent.permissions.host_rules import (
     siblings_at,
 )
 from crow.agent.permissions.rules import (
+    KEPT_CHANGES,
     NETWORK,
     Allow,
     Ask,
@@ -39,6 +40,7 @@ from crow.agent.permissions.rules import (
     named_places,
     narrower_mode,
     outdated_rule,
+    refusal_of_changes,
     replaces,
     rule_for_changes,
     rule_for_writes,
@@ -94,13 +96,17 @@ _Review: TypeAlias = Callable[[Changes, PlannedCall | None], Awaitable[str]]
 model if the changes are not kept."""
 
 
-def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff]) -> PlannedCall:
+def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff], cwd: str) -> PlannedCall:
     """Return the plan of a command that has run in a layer, for the decision about what it has changed there."""
+    shown = tuple(change.path for change in changes.shown)
+    silent = {change.path for change in changes.listed if not change.is_same} - set(shown)
     return replace(
         plan,
         announcement=replace(plan.announcement, diffs=tuple(diffs)),
         command_access="write",
-        changed=tuple(change.path for change in changes.shown),
+        changed=shown,
+        silently_changed=tuple(sorted(silent)),
+        changed_below=os.path.realpath(cwd),
         touched=replace(plan.touched, is_protected=bool(changes.protected)),
         review_text=summary_of(changes),
     )
@@ -247,6 +253,11 @@ class Permissions:
         decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
+    def refusal_of_changes(self, plan: PlannedCall) -> str:
+        """Return why a deny rule forbids what a command has changed. Return an empty string if none does."""
+        refusal = refusal_of_changes(plan, current_rules(self._whole.rules, self._branch.row))
+        return "" if refusal is None else refusal.words
+
     def refusal_to_read(self, plan: PlannedCall) -> Refuse | None:
         """Return the refusal if the user's rules forbid to read one of the files that a call touches, else None."""
         rules = current_rules(self._whole.rules, self._branch.row)
@@ -280,6 +291,8 @@ class Permissions:
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
         can_last = not plan.touched.is_protected and not plan.coverage.asks_once and ask.doubtful is None
         below = common_folder(plan.changed, self._branch.row.cwd) if can_last else ""
+        # a rule for a subagent's changes would name a subagent that has ended
+        has_rule = can_last and plan.coverage.rule_tool != KEPT_CHANGES
         cwd = self._branch.row.cwd
         asked = replace(plan, parts=ask.parts) if ask.parts else plan
         always, never = (
@@ -298,8 +311,8 @@ class Permissions:
                 name=(plan.coverage.rule_tool if is_inner else None) or call.name,
                 arguments=call.arguments if plan.coverage.inner_arguments is None else plan.coverage.inner_arguments,
                 plan=plan,
-                always=always if can_last else "",
-                never=never if can_last else "",
+                always=always if has_rule else "",
+                never=never if has_rule else "",
                 reason=reason,
                 offers_writes=offers_writes,
                 below=below,
@@ -318,7 +331,7 @@ class Permissions:
             rules = (rule_for_changes(below, cwd),)
         elif registries.hosts and answer == "allow_registries":
             rules = rules_for_hosts(registries.hosts, cwd)
-        elif (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
+        elif (has_rule and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
         known = self._branch.row.permissions
         # A rule with a fingerprint replaces the answer about the tool as it was before.

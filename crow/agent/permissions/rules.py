@@ -14,13 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
-from unicodedata import normalize
 
 from crow.agent.permissions.command_line import Certainty, named_files, runs
 from crow.agent.permissions.command_patterns import allows_command, first_words, has_star, kind_of_command
+from crow.agent.permissions.path_patterns import is_absolute, names_path, path_matcher
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.text import shorten, title_line
@@ -45,7 +44,7 @@ _WITH_ARGUMENT = (
 )
 _SEARCHES = ("grep", "list_files")
 _CHANGES = ("edit_file", "write_file", "apply_patch")
-_KEPT_CHANGES = "shell_changes"
+KEPT_CHANGES = "shell_changes"
 """The name in rules for what commands change in their layers."""
 NETWORK = "network"
 """The name in rules for the hosts that commands reach."""
@@ -120,7 +119,7 @@ class PermissionRule:
         if not self.is_pattern:
             return self.argument in (coverage.argument, *touched.rule_paths)
         if touched.rule_paths:
-            return (not touched.is_outside or _is_absolute(self.argument)) and names_path(
+            return (not touched.is_outside or is_absolute(self.argument)) and names_path(
                 self.argument, touched.rule_paths
             )
         if call.access == "fetch" and coverage.argument is not None:
@@ -246,12 +245,8 @@ def _decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequen
     """Decide whether what a command or a subagent has changed in its layer is kept. The command itself was allowed to
     run. If the answer is no, the changes of a subagent stay in its layer."""
     is_command = call.access == "execute"
-    end = ", so they were dropped." if is_command else "."
-    for rule in rules:
-        if not rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool):
-            argument = rule.argument
-            if argument is None or any(names_path(argument, [path], ignore_case=True) for path in call.changed):
-                return Refuse(words=f"The user's rule {rule_text(rule)} forbids these changes{end}")
+    if (refusal := refusal_of_changes(call, rules)) is not None:
+        return refusal
     if mode == "plan":
         who = "commands cannot change files, so all changes were dropped" if is_command else "nothing may be changed"
         return Refuse(words=f"In plan mode, {who}.")
@@ -267,11 +262,30 @@ def _decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequen
     return Ask()
 
 
+def refusal_of_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> Refuse | None:
+    """Return the refusal if a deny rule covers one of the files that a command or a subagent has changed."""
+    names = [_names_of(path, call) for path in (*call.changed, *call.silently_changed)]
+    for rule in rules:
+        if not rule.allow and fnmatchcase(KEPT_CHANGES, rule.tool):
+            argument = rule.argument
+            if any(argument is None or names_path(argument, each, ignore_case=True) for each in names):
+                end = ", so they were dropped." if call.access == "execute" else "."
+                return Refuse(words=f"The user's rule {rule_text(rule)} forbids these changes{end}")
+    return None
+
+
+def _names_of(path: str, call: PlannedCall) -> tuple[str, ...]:
+    """Return the names of a changed file in rules: its absolute path and, inside cwd, also the relative one."""
+    root = f"{call.changed_below.rstrip('/')}/"
+    return (path, path.removeprefix(root)) if call.changed_below and path.startswith(root) else (path,)
+
+
 def _covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
     """Return whether allow rules for changes cover all files that a command has changed."""
-    allowing = [rule for rule in rules if rule.allow and fnmatchcase(_KEPT_CHANGES, rule.tool)]
+    allowing = [rule for rule in rules if rule.allow and fnmatchcase(KEPT_CHANGES, rule.tool)]
     return all(
-        any(rule.argument is None or names_path(rule.argument, [path]) for rule in allowing) for path in call.changed
+        any(rule.argument is None or names_path(rule.argument, _names_of(path, call)) for rule in allowing)
+        for path in call.changed
     )
 
 
@@ -407,7 +421,7 @@ def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in _SEARCHES else ("read_file",)
     denials = [rule for rule in rules if is_path_rule(rule, *tools)]
-    patterns = (_path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
+    patterns = (path_matcher(rule.argument or "", ignore_case=True).pattern for rule in denials)
     return ExcludedPaths(patterns=tuple(patterns), places=named_places(denials))
 
 
@@ -455,37 +469,6 @@ def _may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_othe
     """
     denials = [rule for rule in rules if rule.argument is not None and is_path_rule(rule, "read_file")]
     return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)
-
-
-def _is_absolute(pattern: str) -> bool:
-    """Return whether a glob of paths can name paths outside the workspace."""
-    return os.path.isabs(os.path.expanduser(pattern))
-
-
-def names_path(pattern: str, paths: Iterable[str], *, ignore_case: bool = False) -> bool:
-    """Return whether a glob matches one of the names of a file."""
-    matcher = _path_matcher(pattern, ignore_case=ignore_case)
-    return any(matcher.fullmatch(normalize("NFC", path)) for path in paths)
-
-
-_GLOB = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
-_GLOB_MEANINGS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-
-
-@lru_cache(maxsize=256)
-def _path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
-    """Convert a glob of paths to a regular expression.
-
-    A pattern without a slash matches names in any directory. `**` matches across directories. A pattern that ends with
-    a slash matches everything below that directory. Deny rules ignore case, because some file systems do. Unicode text
-    is compared in its composed form (NFC).
-    """
-    pattern = normalize("NFC", os.path.expanduser(pattern))
-    if pattern.endswith("/"):
-        pattern += "**"
-    source = "".join(_GLOB_MEANINGS.get(part) or re.escape(part) for part in _GLOB.findall(pattern))
-    anywhere = "" if "/" in pattern else "(?:.*/)?"
-    return re.compile(anywhere + source, re.DOTALL | (re.IGNORECASE if ignore_case else 0))
 
 
 def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[PermissionRule, ...]:
@@ -591,7 +574,7 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
         fingerprint=call.coverage.fingerprint if allow else "",
         definition=call.coverage.definition if allow else "",
     )
-    if allow and call.changed and (pattern := kind_of_command(call.coverage.argument or "")):
+    if allow and call.changed and rule.argument and (pattern := kind_of_command(rule.argument)):
         return replace(rule, argument=pattern, is_pattern=True)
     if not call.touched.is_outside or not call.touched.rule_paths:
         return rule
@@ -602,7 +585,7 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
 def rule_for_changes(folder: str, cwd: str) -> PermissionRule:
     """Return the rule to store when the user allows what commands change below a folder. It applies only in `cwd`."""
     argument = f"{folder}/**"
-    return PermissionRule(tool=_KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=_normal_cwd(cwd))
+    return PermissionRule(tool=KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=_normal_cwd(cwd))
 
 
 def rule_for_writes(cwd: str) -> PermissionRule:

@@ -71,7 +71,8 @@ async def settle(
     if changes.operations:
         refusal = await reviewer.review(invocation.call_id, changes, None if own is None else own.plan)
         if refusal:
-            return Settled(words=f"[{refusal} Not changed: {names}.]" if names else "")
+            where = f" Not changed: {names}." if names else ""
+            return Settled(words=f"[{refusal}{where}]" if names or changes.ignored else "")
     diffs = await anyio.to_thread.run_sync(diffs_of, changes)
     try:
         words = await _keep(invocation, layers, layer, changes)

@@ -113,7 +113,7 @@ def plan_settling(args: Mapping[str, Any]) -> PlannedCall:
         announcement=Announcement(title=f"{_VERBS[args['changes']]} the changes of {in_title(task_id)}", kind="edit"),
         access="none",
         # what the rules say about changes in layers holds for these, too
-        coverage=Coverage(rule_tool="shell_changes", argument=task_id),
+        coverage=Coverage(rule_tool="shell_changes", narrower_arguments=(task_id,)),
         is_barrier=True,
     )
 

@@ -166,12 +166,47 @@ def test_a_rule_reaches_outside_the_workspace_only_by_an_absolute_pattern(rule: 
         ("docs/**", "docs/../src/a", True),  # paths come resolved: this one names a directory called ".."
         (".env", "a/.env\n", False),
         ("a+(b)", "a+(b)", True),
+        ("./.env", ".env", True),
+        ("././docs/", "docs/a.md", True),
+        ("./.env", "a/.env", False),
+        ("./", "/srv/x", False),
+        ("./**/x", "/srv/x", False),
     ],
 )
 def test_globs_of_paths(pattern: str, path: str, covered: bool) -> None:
     rules = user_rules([f"edit_file({pattern})"], [])
     decision = decide("edit_file", file(path), "ask", rules)
     assert isinstance(decision, Allow) is covered
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "covered"),
+    [
+        ("migrations/**", "/w/proj/migrations/1.sql", True),
+        ("migrations/", "/w/proj/migrations/deep/1.sql", True),
+        ("./migrations/", "/w/proj/migrations/1.sql", True),
+        ("/w/proj/migrations/", "/w/proj/migrations/1.sql", True),
+        ("*.sql", "/w/proj/migrations/1.sql", True),
+        ("migrations/**", "/w/proj/src/migrations/1.sql", False),
+        ("migrations/**", "/w/project/migrations/1.sql", False),
+        ("./**", "/w/other/1.sql", False),
+    ],
+)
+def test_rules_for_changes_name_files_relative_to_the_sessions_directory(
+    pattern: str, path: str, covered: bool
+) -> None:
+    changed = replace(command("make"), changed=(path,), changed_below="/w/proj")
+    rule = f"shell_changes({pattern})"
+    assert isinstance(decide("shell", changed, "auto", user_rules([], [rule])), Refuse) is covered
+    assert isinstance(decide("shell", changed, "ask", user_rules([rule], [])), Allow) is covered
+
+
+def test_a_deny_rule_for_changes_holds_for_files_that_nobody_is_asked_about() -> None:
+    changed = replace(command("make"), changed=("/w/a",), silently_changed=("/w/.env", "/w/b"), changed_below="/w")
+    assert isinstance(decide("shell", changed, "auto", user_rules([], ["shell_changes(./.env)"])), Refuse)
+    assert decide("shell", changed, "ask", ()) == Ask()
+    # such files need no allow rule
+    assert isinstance(decide("shell", changed, "ask", user_rules(["shell_changes(/w/a)"], [])), Allow)
 
 
 def test_a_deny_rule_for_a_path_holds_in_every_mode_and_any_letter_case() -> None:
