@@ -250,7 +250,7 @@ class Worker:
         if loaded.problem is not None:
             raise loaded.problem
         workspace = open_workspace(lambda: loaded, str(work), ())
-        reviewer = Reviewer()
+        reviewer = Reviewer(str(work))
         ports = Ports(log=NoLog(), plan=FixedPlan(), reviewer=reviewer)
         async with open_toolbox(lambda: loaded, workspace, ports, ()) as box:
             shell = call("shell", command=line, access=access, timeout_s=TIMEOUT_S, background=command.background)
@@ -269,7 +269,9 @@ class Reviewer:
     """Counts the questions about a command in each mode: before it runs, and about what it has changed in a layer.
     Everything is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, cwd: str) -> None:
+        self._cwd = cwd
+        """The directory of the session."""
         self._plan: PlannedCall | None = None
         self._asks = dict.fromkeys(MODES, 0)
 
@@ -304,7 +306,7 @@ class Reviewer:
         """See :class:`crow.tools.ChangeReviewer`."""
         plan = command or self._plan
         if changes.shown and plan is not None:
-            self.ask(about_changes(plan, changes, ()))
+            self.ask(about_changes(plan, changes, (), self._cwd))
         return ""
 
 
