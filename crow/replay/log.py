@@ -193,11 +193,13 @@ class LoggedStore:
         refuses a request as too long, with the last one. A compaction before that refusal names its own window, because
         crow may have been started again since the last request."""
         before = [entry.body for entry in takewhile(lambda entry: not is_request(entry), self.upcoming())]
-        if self.limits is None or not any(map(_is_overflow, before)):
-            return self.limits_ahead() or self.limits
+        limits = self.limits_ahead() or self.limits
+        if not any(map(_is_overflow, before)):
+            return limits
+        limits = self.limits or limits
         following = next(body for body in before if isinstance(body, Checkpoint | Mask))
         window = None if _is_overflow(following) else following.window
-        return self.limits.model_copy(update={"window": window, "cautious": window}) if window else self.limits
+        return limits.model_copy(update={"window": window, "cautious": window}) if window and limits else limits
 
     def next_checkpoint(self) -> Checkpoint | None:
         """Return the next checkpoint, also that of the next turn."""
