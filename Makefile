@@ -38,7 +38,7 @@ test: $(READY) ## run the tests, except those that take long
 	cd packages/acp-check && ../../$(BIN)/pytest --numprocesses 3
 	cd packages/crow-channels && ../../$(BIN)/pytest --numprocesses 3
 
-# A sixtieth of the tests, which takes nearly half of the time: processes killed anywhere, hostile streams, whole sessions.
+# About 200 test functions, which take half of the time: processes killed anywhere, hostile streams, whole sessions.
 test-long: $(READY)
 	$(BIN)/pytest -m long --numprocesses 3
 

@@ -12,6 +12,7 @@ from tests.support.feed_orders import check_order
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(1, 101, 10))
 async def test_in_any_order_every_client_shows_what_a_fresh_load_shows(first: int) -> None:
     for seed in range(first, first + (10 if IS_SOAK else 4)):

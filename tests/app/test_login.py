@@ -117,6 +117,7 @@ def test_every_preset_is_offered_and_asks_for_the_url_if_it_is_the_users_own(
     assert tomllib.loads((tmp_path / "config.toml").read_text())["model"]["base_url"] == endpoint.base_url
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("typed", "chosen"), [("", "first"), ("2", "2"), ("3", "third"), ("second", "second"), ("4", "4"), ("0", "0")]
 )

@@ -243,6 +243,7 @@ async def test_the_file_of_a_deleted_session_and_those_of_its_subagents_are_remo
     assert [path.name for path in sorted(folder.glob("*.jsonl"))] == ["s2.jsonl"]
 
 
+@pytest.mark.long
 async def test_a_full_disk_leaves_no_torn_line(
     stores: AnyStores, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -220,6 +220,7 @@ def log_in(server: str, *, pastes: bool = False) -> tuple[int, str, str]:
     return process.wait(), rest.decode(), errors.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["browser", "paste"])
 def test_a_login_in_the_browser_is_kept_until_the_logout(
     home: Path, capsys: pytest.CaptureFixture[str], server: OAuthServer, how: str

@@ -591,6 +591,7 @@ def test_a_question_shows_its_text_beside_the_terminal_until_the_command_runs() 
     assert finished["content"] == [], "the question is over"
 
 
+@pytest.mark.long
 def test_huge_values_stay_below_the_limit_of_a_line() -> None:
     wild = "\x01\U0001f600" * 300_000
     write = Announcement(

@@ -113,6 +113,7 @@ async def test_a_long_answer_needs_a_small_multiple_of_its_size() -> None:
     assert written <= WRITTEN * size
 
 
+@pytest.mark.long
 def test_a_stream_keeps_nothing_but_its_text() -> None:
     burst = [sse(chunk({"content": f"t{number} "}), done=False) for number in range(CHUNKS)]
     text = "".join(f"t{number} " for number in range(CHUNKS))

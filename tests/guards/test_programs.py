@@ -97,6 +97,7 @@ def may_start(code: str) -> bool:
     return any(words.issuperset(name.split(".")) for name in STARTING | FORBIDDEN)
 
 
+@pytest.mark.long
 def test_no_module_looks_up_programs_or_starts_them_unexpectedly() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted(ROOT.glob("crow/**/*.py"))}
     assert len(texts) > 400

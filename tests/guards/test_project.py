@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import crow
 from crow.domain.protected_names import ROWS
 from crow.settings.load import setting_keys
@@ -79,6 +81,7 @@ def test_every_dependency_is_explained_in_the_architecture() -> None:
     assert [name for spec in dependencies if f"**{(name := re.split(r'[<>=]', spec)[0])}**" not in text] == []
 
 
+@pytest.mark.long
 def test_generated_files_are_up_to_date() -> None:
     generated = runpy.run_path(str(ROOT / "schemas" / "generate.py"))["generate"]()
     assert {name: read(name) for name in generated} == generated

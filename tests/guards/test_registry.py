@@ -64,6 +64,7 @@ def test_the_icon_is_16_by_16_and_uses_the_current_colour() -> None:
     assert set(paints) == {"none", "currentColor"}
 
 
+@pytest.mark.long
 def test_the_registry_finds_an_authentication_method_without_a_home(tmp_path: Path) -> None:
     capabilities = {"terminal": True, "_meta": {"terminal_output": True, "terminal-auth": True}}
     request = {"protocolVersion": 1, "clientCapabilities": capabilities}

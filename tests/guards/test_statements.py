@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.store.sqlite.store import SqliteStore
@@ -103,6 +104,7 @@ def made(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.long
 async def test_a_turn_needs_the_same_statements_at_entry_100_and_at_10_000(tmp_path: Path) -> None:
     turn, step = await costs(made(tmp_path / "short"), 100)
     assert turn.statements <= Counter(TURN)

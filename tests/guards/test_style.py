@@ -134,6 +134,7 @@ def is_constant(name: str) -> bool:
     return name.strip("_").isupper() or name == "__file__"
 
 
+@pytest.mark.long
 def test_no_test_replaces_a_function_of_crow() -> None:
     found = {
         (file, name)

@@ -98,6 +98,7 @@ async def test_a_refusal_is_remembered_if_the_request_is_then_only_too_long() ->
     assert refusals(memory) == {"stream_options": (1, True)}
 
 
+@pytest.mark.long
 async def test_a_refused_part_is_tested_after_a_day_and_later_if_it_is_refused_again() -> None:
     memory, days = Memory(), Days()
     async with choosy(memory, days, stream_options=NO_OPTIONS) as (endpoint, model):

@@ -577,6 +577,7 @@ async def test_a_key_that_a_command_prints_is_masked_like_the_others(
     assert endpoint.asked[0].headers["authorization"] == "Bearer printed-0123456789"
 
 
+@pytest.mark.long
 async def test_no_server_runs_code_of_the_workspace(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
 ) -> None:
@@ -852,6 +853,7 @@ def uris(value: Any) -> Iterator[str]:
 PAGES = ("javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/")
 
 
+@pytest.mark.long
 async def test_a_server_cannot_send_the_user_to_a_page_that_is_not_https(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
@@ -898,6 +900,7 @@ def files(directory: Path, pattern: str) -> list[Path]:
     return [*directory.glob(pattern)]
 
 
+@pytest.mark.long
 async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
@@ -957,6 +960,7 @@ async def test_many_subagents_in_one_answer_run_eight_at_once_and_fifty_in_all(
     assert "this turn has started 50 tasks, and no turn may start more" in refused[0]
 
 
+@pytest.mark.long
 async def test_a_flood_of_questions_of_a_server_shows_one_at_a_time_and_declines_most(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:

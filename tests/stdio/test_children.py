@@ -71,12 +71,14 @@ async def until_all_are_waited_for(parent: int) -> None:
     assert left == []
 
 
+@pytest.mark.long
 async def test_no_child_of_many_sessions_stays_a_zombie(crow: StartCrow, endpoint: FakeEndpoint, place: Path) -> None:
     async with crow(endpoint=endpoint, env={"CROW_SANDBOX": "required"}) as agent:
         await work(agent, endpoint, place)
         await until_all_are_waited_for(agent.pid)
 
 
+@pytest.mark.long
 async def test_no_child_of_many_sessions_of_a_server_stays_a_zombie(
     endpoint: FakeEndpoint, place: Path, home: Path
 ) -> None:

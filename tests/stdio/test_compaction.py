@@ -276,6 +276,7 @@ async def test_a_wrong_window_learned_by_an_older_version_is_ignored(
         assert "of 128,000 tokens" in await command(agent, session, "/context")
 
 
+@pytest.mark.long
 async def test_a_window_that_shrinks_and_grows_is_learned_reported_and_forgotten(
     crow: StartCrow, home: Path, place: Path
 ) -> None:

@@ -292,6 +292,7 @@ async def test_unknown_prices_are_told_once_if_there_is_a_limit(
         assert agent.text(session).count("The prices of fake-model are unknown") == 1
 
 
+@pytest.mark.long
 async def test_a_summary_written_while_the_session_rests_outlives_a_turn_that_its_cost_stops(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:

@@ -218,6 +218,7 @@ async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can
 # the file disappears
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asks", ["session/prompt", "session/list", "session/load", "session/new"])
 async def test_a_deleted_database_is_reported_and_restored_completely(
     crow: StartCrow, home: Path, place: Path, asks: str

@@ -15,6 +15,7 @@ from tests.support.hostile import HostileClient, HostileClientV2, batches, batch
 BATCH, BATCHES = 100, 4 if IS_SOAK else 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("client_type", "batches_of"), [(HostileClient, batches), (HostileClientV2, batches_v2)], ids=["v1", "v2"]
 )

@@ -149,6 +149,7 @@ async def test_a_refused_keep_leaves_the_copy_and_conflicts_are_named(
     assert len(user.asked) == 1
 
 
+@pytest.mark.long
 async def test_a_copy_outlives_a_kill_and_leaves_nothing_unconfined(
     crow: StartCrow, endpoint: FakeEndpoint, files: Path
 ) -> None:

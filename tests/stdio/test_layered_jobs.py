@@ -91,6 +91,7 @@ async def test_a_running_command_sees_files_that_were_replaced_meanwhile(
     assert "three" in told[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "is_kept"), [("plan", False), ("auto", True)])
 async def test_the_model_is_told_what_waits_after_the_end(
     crow: StartCrow, endpoint: FakeEndpoint, files: Path, mode: str, is_kept: bool

@@ -134,6 +134,7 @@ async def test_refused_changes_are_dropped_and_named_to_the_model(
     assert f"Not changed: deleted {files}/src/a.py" in told[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "kept"), [("plan", False), ("accept-edits", True), ("auto", True)])
 async def test_other_modes_keep_or_drop_without_a_question(
     crow: StartCrow, endpoint: FakeEndpoint, files: Path, mode: str, kept: bool

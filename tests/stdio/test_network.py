@@ -53,6 +53,7 @@ def write_config(home: Path, text: str) -> None:
     (home / "config.toml").write_text(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["ask", "plan"])
 async def test_a_host_of_the_settings_is_reached_without_a_question(
     crow: StartCrow, endpoint: FakeEndpoint, place: Path, home: Path, port: int, mode: str

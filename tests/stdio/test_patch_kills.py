@@ -87,6 +87,7 @@ async def killed_in_patch(
     return session
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("written", [0, 1, 2])
 async def test_a_patch_cut_off_between_two_files_is_taken_back_when_its_session_is_loaded(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, written: int

@@ -98,6 +98,7 @@ def server_pid(python: Path, env: Mapping[str, str]) -> int:
     return int(stdout.partition("process ")[2].split()[0])
 
 
+@pytest.mark.long
 async def test_a_session_of_one_editor_is_watched_and_answered_in_another(
     crow: StartCrow, user: dict[str, str], endpoint: FakeEndpoint, place: Path, python: Path
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
@@ -93,6 +94,7 @@ async def session_in(agent: CrowProcess, place: Path, mode: str, **capabilities:
     return session
 
 
+@pytest.mark.long
 async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answer_is_ignored(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
@@ -138,6 +140,7 @@ async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answ
         assert (status, "1 s" in words) == ("failed", True)
 
 
+@pytest.mark.long
 async def test_cancel_withdraws_every_request_to_the_editor(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:

@@ -507,6 +507,7 @@ def results(endpoint: FakeEndpoint, script: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("background", [True, False], ids=["background", "waiting"])
 async def test_a_kind_limits_its_subagent_at_work_and_as_a_session_of_its_own(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, *, background: bool
@@ -690,6 +691,7 @@ async def test_a_task_in_the_background_can_be_stopped(
         assert await agent.prompt(child, "again go") == {"stopReason": "end_turn"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["ended", "read", "killed"])
 async def test_the_model_is_told_once_that_a_background_command_has_ended(
     crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, way: str

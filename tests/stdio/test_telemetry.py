@@ -107,6 +107,7 @@ async def test_content_is_sent_only_if_the_user_wants_it_and_without_secrets(
     assert "Twigs and string." in tool["gen_ai.tool.call.result"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("flags", "sent"), [("01", True), ("00", False)])
 async def test_a_turn_joins_the_trace_of_the_client_unless_that_is_not_recorded(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, flags: str, sent: bool

@@ -226,6 +226,7 @@ async def stop_with_delete(agent: CrowProcess, session: str, _held: Call) -> Non
     await agent.request("session/delete", {"sessionId": session})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "at once"])
 @pytest.mark.parametrize("stop", [stop_with_cancel, stop_with_close, stop_with_delete])
 async def test_what_ends_the_turn_takes_back_the_prompts_that_wait(

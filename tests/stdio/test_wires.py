@@ -81,6 +81,7 @@ async def test_the_newest_models_work_at_the_first_prompt_with_reasoning_on(
     assert [request.wire for request in endpoint.asked[5:]] == ["responses", "responses"]
 
 
+@pytest.mark.long
 @NEWEST
 @LEVEL
 async def test_crow_run_answers_with_a_newest_model(
@@ -160,6 +161,7 @@ async def test_every_opaque_item_comes_back_once_unchanged_and_in_place(
     assert endpoint.plain.total() > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wire", WIRES)
 async def test_items_that_the_endpoint_no_longer_accepts_are_left_out_in_the_same_prompt(
     crow: StartCrow, home: Path, place: Path, wire: str

@@ -78,6 +78,7 @@ def read_back(body: Body) -> Body:
     return decode(stored.kind, text, stored.blobs.get)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
 @settings(max_examples=examples(10), database=None)
 @given(data=st.data())

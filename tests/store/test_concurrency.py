@@ -338,6 +338,7 @@ async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Pat
     check(path).close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lines", some([2, 5, 6, 33, 80], 2))
 async def test_a_killed_process_loses_nothing_that_postgres_acknowledged(lines: int) -> None:
     async with new_database() as url:

@@ -517,6 +517,7 @@ async def test_long_paths_come_whole_in_order_and_in_batches(store: Store) -> No
     assert max(len(batch) for batch in batches) <= 500
 
 
+@pytest.mark.long
 async def test_large_entries_make_small_batches(store: Store) -> None:
     await store.create_session(new_session())
     (asked,) = await add(store, "s1", said("look", calls=6))

@@ -572,6 +572,7 @@ def mutated(lines: list[bytes], noise: random.Random) -> bytes:
     return resealed([json.dumps(record).encode() + b"\n" for record in records])
 
 
+@pytest.mark.long
 async def test_any_mutated_export_is_refused_with_words_or_imported_usably(
     sqlite_store: SqliteStore, tmp_path: Path
 ) -> None:

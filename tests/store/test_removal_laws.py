@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import asyncpg
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +186,7 @@ async def live_on_postgres(steps: list[tuple[str, int, int]]) -> None:
             await connection.close()
 
 
+@pytest.mark.long
 @settings(max_examples=examples(3), database=None, deadline=None)
 @given(steps=STEPS)
 def test_what_is_left_on_postgres_after_any_life_is_whole_and_nothing_else(steps: list[tuple[str, int, int]]) -> None:

@@ -417,6 +417,7 @@ async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
     assert await sqlite_store.entry(kept.id) == kept
 
 
+@pytest.mark.long
 async def test_the_database_stays_small_while_sessions_come_and_go(tmp_path: Path) -> None:
     """`python -m benchmarks.month` does this for a month."""
     sizes = await live(tmp_path / "crow.db", days=3, sessions=4, mean=6_000)

@@ -114,6 +114,7 @@ async def test_no_turn_waits_for_a_collector_that_hangs() -> None:
     assert len(taken) <= live._TURNS + 1, "the others were dropped"
 
 
+@pytest.mark.long
 def test_the_variables_of_the_sdk_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     with start_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)

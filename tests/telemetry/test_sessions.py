@@ -6,6 +6,8 @@ import os
 import random
 from dataclasses import replace
 
+import pytest
+
 from crow.domain.entries import Checkpoint, Mask, ModelRequest, NewEntry, Started, TurnEnd
 from crow.domain.messages import Usage
 from crow.replay.case import with_subagents
@@ -108,6 +110,7 @@ class Driver:
 _CHECKPOINT = Checkpoint(compaction_id="c", summary="so far", first_kept=None)
 
 
+@pytest.mark.long
 async def test_the_traces_of_random_sessions_are_complete_and_the_same_live_and_later(
     sqlite_store: SqliteStore,
 ) -> None:

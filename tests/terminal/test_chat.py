@@ -369,6 +369,7 @@ def test_the_first_chat_without_a_model_offers_one_and_names_what_can_be_importe
             assert terminal.wait() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("look", [(), ("--plain",)])
 def test_a_session_a_model_and_a_prompt_are_picked_from_a_list(shell: Shell, look: tuple[str, ...]) -> None:
     ready, question = ("You: " if look else READY), "Enter changes nothing:"

@@ -63,6 +63,7 @@ def test_a_command_whose_change_was_refused_does_not_count_as_done(shell: Shell)
     assert not (shell.place / "a.txt").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_must_be_verified_fails_until_a_check_passes_after_the_last_change(shell: Shell) -> None:
     write = calls(("write_file", {"path": "a.py", "content": "x = 1\n"}))
     check = calls(("shell", {"command": "python3 -m py_compile a.py", "access": "full"}))
@@ -155,6 +156,7 @@ def stored(shell: Shell, *ids_and_titles: tuple[str, str]) -> None:
     anyio.run(store_them)
 
 
+@pytest.mark.long
 def test_every_id_start_of_an_id_and_title_opens_its_session(shell: Shell) -> None:
     codex, task, editor = "codex-0198aa11-22bb-7cc3-8dd4-5566778899aa", "task-00ff11ee22dd33cc", "old-editor-id"
     stored(shell, (codex, "Imported once"), (task, "A task"), (editor, "From an editor"))
@@ -190,6 +192,7 @@ def test_an_ambiguous_session_is_refused_with_the_candidates(shell: Shell) -> No
     assert shell.endpoint.asked == []
 
 
+@pytest.mark.long
 def test_a_new_alias_says_that_a_new_session_begins_and_an_empty_one_is_refused(shell: Shell) -> None:
     for name in ("task-list", "pi-hole", "release-2026-11"):
         code, out, err = shell.crow("run", "--session", name, "hi")

@@ -371,6 +371,7 @@ SURVIVOR = (
 """Starts a process that leaves the session, ignores SIGTERM, and holds the pipe `alive`."""
 
 
+@pytest.mark.long
 @users
 @pytest.mark.parametrize("end", ["cancel", "timeout", "exit"])
 def test_no_process_outlives_its_command(user: str, end: str) -> None:

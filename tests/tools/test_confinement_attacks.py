@@ -124,6 +124,7 @@ READS = (
 )
 
 
+@pytest.mark.long
 @users
 def test_no_secret_can_be_read(user: str) -> None:
     async def scenario(place: Place) -> Any:
@@ -224,6 +225,7 @@ def test_no_socket_of_the_machine_can_be_reached(user: str) -> None:
     assert outputs[1] == [0, "1\n"]
 
 
+@pytest.mark.long
 @users
 def test_a_command_has_no_power_over_other_processes_or_the_kernel(user: str) -> None:
     async def scenario(place: Place) -> Any:

@@ -239,6 +239,7 @@ async def test_a_hook_that_stops_the_next_turn_does_not_lose_the_summary(tmp_pat
         assert summaries(model) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(10))
 async def test_a_cancel_at_any_event_of_the_next_turn_neither_loses_the_summary_nor_uses_it_twice(
     tmp_path: Path, number: int
@@ -271,6 +272,7 @@ async def test_a_cancel_at_any_event_of_the_next_turn_neither_loses_the_summary_
         assert [event.status for event in changes][-2:] == ["in_progress", "completed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", range(16))
 async def test_a_prompt_at_any_moment_of_the_preparation_counts_each_request_once(tmp_path: Path, moment: int) -> None:
     model = ScriptedModel(*TALK, GOOD, DONE, DONE, info=INFO)

@@ -219,6 +219,7 @@ async def check_phases(
     return sum(prompts for _, _, prompts in phases)
 
 
+@pytest.mark.long
 @given(
     phases=phases(),
     seed=st.integers(0, 2**32),
@@ -310,6 +311,7 @@ async def test_one_wrong_refusal_has_no_lasting_effect() -> None:
     assert talk.memory.facts == {}
 
 
+@pytest.mark.long
 async def test_sessions_follow_a_gateway_that_swaps_its_model_at_noon() -> None:
     """`python -m benchmarks.endpoints` does this for 10,000 turns and with other endpoints."""
     window, change = ENDPOINTS["gateway that swaps the model at noon"]

@@ -66,6 +66,7 @@ async def test_turn_of_many_steps_ends_with_bounded_requests_and_linear_cost() -
     assert "RULE-17" in repr(branch.context().messages[1])
 
 
+@pytest.mark.long
 async def test_files_in_use_are_hardly_ever_read_again_and_nothing_that_was_said_is_lost() -> None:
     work = await run(seed=1, window=16_000, share=1.0)
     assert work.passes.total() > 5

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,7 @@ async def done_in_one_step(root: Path, actions: Sequence[Edit | Write | Show]) -
     return (root / "work" / "a.txt").read_text(), results
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12))
 @given(STEPS)
 def test_edits_writes_and_commands_of_one_step_take_effect_in_call_order(actions: list[Edit | Write | Show]) -> None:

@@ -83,6 +83,7 @@ async def test_a_resource_that_cannot_be_read_does_not_fail_the_prompt(tmp_path:
     assert told == [f"A resource could not be attached: {words}" for words in (missing, template)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "options", "is_read"),
     [

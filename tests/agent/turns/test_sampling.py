@@ -109,6 +109,7 @@ async def test_a_server_of_the_older_protocol_gets_the_progress_that_it_asked_fo
     assert told["progress"] == [{"progressToken": "p", "progress": 7.0}]
 
 
+@pytest.mark.long
 @ERAS
 async def test_a_rejected_request_never_reaches_the_model(tmp_path: Path, era: str) -> None:
     answers: tuple[PermissionAnswer, ...] = ("reject_once", "cannot_ask", "unanswered", "reject_always")

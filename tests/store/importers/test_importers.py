@@ -552,6 +552,7 @@ async def test_the_model_sees_the_head_and_tail_of_huge_imported_arguments(
 IN_FILES = [name for name in foreign.WRITERS if not name.endswith("-database")]
 
 
+@pytest.mark.long
 @settings(max_examples=examples(20))
 @given(st.data())
 def test_any_mixture_of_a_tools_lines_gives_a_valid_conversation(data: st.DataObject) -> None:

@@ -314,6 +314,7 @@ async def test_what_an_owner_sent_before_it_was_taken_over_is_not_written_when_i
         await second.close()
 
 
+@pytest.mark.long
 async def test_a_store_whose_connections_hang_takes_its_lock_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "SIGN_S", 0.05)
     monkeypatch.setattr(presence, "_ANSWER_TIMEOUT_S", 0.5)
@@ -541,6 +542,7 @@ async def test_concurrent_appends_share_commits_and_one_that_fails_fails_alone(u
 # poolers
 
 
+@pytest.mark.long
 async def test_turns_run_behind_a_pooler_that_gives_each_transaction_another_connection(url: str) -> None:
     async with Pooler.open(url) as pooler:
         first, second = [await PostgresStore.open(pooler.url, lock_url=url) for _ in range(2)]

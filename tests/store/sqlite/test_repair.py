@@ -131,6 +131,7 @@ async def test_one_damaged_title_hides_no_session(tmp_path: Path, whole: Whole) 
     assert repair(path).outcome == "whole"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bit", [0, 7], ids=["another letter", "no letter"])
 @pytest.mark.parametrize("name", ["s1", "s3", "f1"])
 async def test_an_id_never_changes(tmp_path: Path, whole: Whole, name: str, bit: int) -> None:

@@ -241,6 +241,7 @@ PIECES = (
 )
 
 
+@pytest.mark.long
 def test_any_document_is_converted_in_linear_time() -> None:
     program = """
 import json, sys

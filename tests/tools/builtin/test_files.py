@@ -54,6 +54,7 @@ async def test_long_lines_and_large_reads_are_cut(open_box: OpenBox, root: Path)
     assert len(text) < 51_000
 
 
+@pytest.mark.long
 async def test_any_lines_of_a_huge_file_can_be_read_in_pieces(
     open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

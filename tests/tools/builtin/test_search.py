@@ -226,6 +226,7 @@ async def test_the_end_of_a_line_is_found_in_files_with_crlf_too(open_box: OpenB
     assert folder == r"No matches for `C:\\new`."
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("glob", "found"),
     [

@@ -454,6 +454,7 @@ async def test_a_port_that_is_in_use_is_named(open_box: OpenBox, server: OAuthSe
 # Hostile servers
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("member", "value", "words"),
     [
@@ -512,6 +513,7 @@ async def test_metadata_without_end_fails_the_login_and_nothing_else(
     assert server.seen.count(path) <= 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("token", ["a\r\nX-Evil: 1", "a b", "", "ä", "x" * 20_000, 7])
 async def test_a_token_that_no_header_can_hold_is_refused(
     open_box: OpenBox, server: OAuthServer, folder: Path, token: object

@@ -65,6 +65,7 @@ async def test_both_protocol_versions_work(open_box: OpenBox, era: str) -> None:
         assert await box.run("srv__echo", text="hi") == Outcome(text="you said hi")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["-32600", "-32601", "-32602", "-32020", "-32021", "-32022", "greets"])
 async def test_a_server_that_refuses_the_old_handshake_gets_the_new_one(open_box: OpenBox, how: str) -> None:
     async with open_box(stdio("tiny.py", "modern", how)) as box:

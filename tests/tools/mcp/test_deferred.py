@@ -55,6 +55,7 @@ def spec(name: str, description: str = "", /, **properties: object) -> ToolSpec:
     return ToolSpec(name=name, description=description, input_schema=schema)
 
 
+@pytest.mark.long
 def test_each_of_500_tools_is_among_the_ten_that_words_for_it_find() -> None:
     missed = [
         (words, tool.full_name)

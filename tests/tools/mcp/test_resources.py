@@ -206,6 +206,7 @@ async def test_a_changed_listing_is_fetched_again(open_box: OpenBox, era: str) -
                 await anyio.sleep(0.005)
 
 
+@pytest.mark.long
 @ERAS
 async def test_a_storm_of_changes_causes_few_listings(open_box: OpenBox, era: str) -> None:
     async with open_box(stdio("library.py", era)) as box:
@@ -217,6 +218,7 @@ async def test_a_storm_of_changes_causes_few_listings(open_box: OpenBox, era: st
     assert all(1 <= count <= 8 for count in counts), counts
 
 
+@pytest.mark.long
 async def test_a_hundred_thousand_resources_are_bounded(open_box: OpenBox, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "crow")
     async with open_box(stdio("library.py", "classic", "huge")) as box:
@@ -273,6 +275,7 @@ class Endless(Http):
             self.close_connection = True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("uri", "words"),
     [

@@ -192,6 +192,7 @@ async def assert_nothing_gets_out(client: Client, good: Server, evil: Server, *p
     assert b"evil" not in b"".join(good.received), pieces
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 async def test_no_spelling_of_a_host_leads_to_another_one(form: str) -> None:
     async with serving() as good, serving() as evil, proxying([f"network(good.test:{good.port})"]) as client:

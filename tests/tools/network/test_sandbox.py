@@ -93,6 +93,7 @@ def test_a_command_reaches_the_hosts_that_are_allowed_and_no_others(user: str) -
     assert told == f"[Hosts not reached: other.test:{port}: the user did not allow it]"
 
 
+@pytest.mark.long
 @users
 def test_two_commands_after_each_other_both_have_a_proxy(user: str) -> None:
     async def scenario(place: Place) -> Any:
@@ -103,6 +104,7 @@ def test_two_commands_after_each_other_both_have_a_proxy(user: str) -> None:
     assert as_user(user, scenario, needs="bubblewrap") == ["hello\n"] * 2
 
 
+@pytest.mark.long
 @users
 def test_a_command_uses_a_credential_that_it_cannot_see(user: str) -> None:
     real = Authority(["good.test"])
