@@ -189,16 +189,16 @@ class LoggedStore:
         return read_limits(request) if request is not None else None
 
     def limits_now(self) -> LoggedLimits | None:
-        """Return what decides about compactions now: what was recorded with the next request or, until an endpoint
-        refuses a request as too long, with the last one. A compaction before that refusal names its own window, because
-        crow may have been started again since the last request."""
+        """Return what decides about compactions now: what was recorded with the next request. If nothing was, or until
+        an endpoint refuses a request as too long, it is what was recorded with the last one. Then a compaction names
+        its own window, because crow may have been started again since the last request."""
         before = [entry.body for entry in takewhile(lambda entry: not is_request(entry), self.upcoming())]
-        limits = self.limits_ahead() or self.limits
-        if not any(map(_is_overflow, before)):
-            return limits
-        limits = self.limits or limits
-        following = next(body for body in before if isinstance(body, Checkpoint | Mask))
-        window = None if _is_overflow(following) else following.window
+        ahead = self.limits_ahead()
+        if ahead is not None and not any(map(_is_overflow, before)):
+            return ahead
+        limits = self.limits or ahead
+        following = next((body for body in before if isinstance(body, Checkpoint | Mask)), None)
+        window = None if following is None or _is_overflow(following) else following.window
         return limits.model_copy(update={"window": window, "cautious": window}) if window and limits else limits
 
     def next_checkpoint(self) -> Checkpoint | None:
