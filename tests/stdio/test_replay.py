@@ -26,9 +26,15 @@ from tests.support.conventions import ledger_of, problems_of, read_otlp
 from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply
 from tests.support.prefix_cache import CachingEndpoint, ScriptedSession, call, say, write_config
 
-SEEDS = [("messages", 25), ("responses", 699), ("chat", 1411), ("messages", 892), *(("responses", seed) for seed in (82115, 82136))]
-"""Together, these sessions make each kind of call and of change. In the last two, a compaction comes before a request that
-is refused as too long, or after a kill. `make soak-replay` runs more."""
+SEEDS = [
+    ("messages", 25),
+    ("responses", 699),
+    ("chat", 1411),
+    ("messages", 892),
+    *(("responses", seed) for seed in (82115, 82136)),
+]
+"""Together, these sessions make each kind of call and of change. In the last two, a compaction comes before a request
+that is refused as too long, or after a kill. `make soak-replay` runs more."""
 SECRET = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56"
 
 
