@@ -47,6 +47,7 @@ from crow.version import __version__
 _COMPACTION = "compaction."
 _SETTABLE = ("auto", "threshold", "window", "keep_tokens", "target")
 _SHOWN = 20
+_MAX_PROMPT_BYTES = 4 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,7 +186,11 @@ async def _change(options: argparse.Namespace, loaded: Loaded, store: Store, ses
 
 def _read_prompt(name: str) -> str:
     try:
-        return Path(name).read_text(encoding="utf-8")
+        with open(name, "rb") as file:
+            data = file.read(_MAX_PROMPT_BYTES + 1)
+        if len(data) > _MAX_PROMPT_BYTES:
+            raise ArgumentError(f"{name} is larger than {_MAX_PROMPT_BYTES:,} bytes; expected a system message.")
+        return data.decode()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ArgumentError(f"{name} cannot be read: {why}.") from error

@@ -63,5 +63,5 @@ def merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
         return report or known
     if not (report.input_tokens or report.output_tokens):
         return known
-    names = [each.name for each in fields(report)]
-    return replace(known, **{name: value for name in names if (value := getattr(report, name))})
+    counts = {each.name: getattr(report, each.name) for each in fields(report)}
+    return replace(known, **{name: count for name, count in counts.items() if count or getattr(known, name) is None})

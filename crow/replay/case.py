@@ -7,13 +7,17 @@ those of the requests that were sent. Only a request that was built again withou
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from crow.domain.entries import Assistant, Attachment, Body, File, ModelRequest
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, SentRequest, ToolCall
 from crow.llm.sent import read_dialect, sent_request
 from crow.replay.requests import LoggedRequest, Rebuilder, logged_requests, request_of
@@ -21,6 +25,9 @@ from crow.store import Store
 from crow.store.admin import Admin, ImportDefaults
 from crow.store.portable import FORMAT, BlobRecord, EntryRecord, ExportFile, Header, Record, SessionRecord
 from crow.store.transfer import Lines
+
+_MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
+"""Larger files are not replayed."""
 
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel, in place of each image: a picture cannot be masked."""
@@ -73,8 +80,11 @@ async def with_subagents(store: Store, session_id: str) -> list[str]:
 async def import_case(admin: Admin, path: Path) -> list[str]:
     """Import a case file into an empty database, and return the ids of its sessions: the session itself first.
 
-    :raises ArgumentError: the file is not a valid export.
+    :raises ArgumentError: the file is too large, or is not a valid export.
     """
+    size = await anyio.to_thread.run_sync(os.path.getsize, path)
+    if size > _MAX_CASE_BYTES:
+        raise ArgumentError(f"{path} has {size:,} bytes; a case file has at most {_MAX_CASE_BYTES:,}.")
     imported = await admin.import_file(path, ImportDefaults())
     return [session for each in imported for session in each.sessions]
 

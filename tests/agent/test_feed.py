@@ -6,7 +6,6 @@ import pytest
 
 from crow.agent.feed import Feed
 from crow.domain.events import TextShown, ThoughtShown
-from tests.support.amounts import IS_SOAK
 from tests.support.feed_orders import check_order
 
 pytestmark = pytest.mark.anyio
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1, 101, 10))
 async def test_in_any_order_every_client_shows_what_a_fresh_load_shows(first: int) -> None:
-    for seed in range(first, first + (10 if IS_SOAK else 4)):
+    for seed in range(first, first + 10):
         await check_order(seed)
 
 

@@ -166,7 +166,7 @@ async def test_any_fault_at_any_byte_leaves_the_transcript_equal_to_the_log(fold
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("is_v2", "faults"), [(False, 8), (True, 5)])
+@pytest.mark.parametrize(("is_v2", "faults"), [(False, 15), (True, 8)])
 async def test_a_server_runs_each_command_once_whatever_the_network_does(
     folder: Path, *, is_v2: bool, faults: int
 ) -> None:

@@ -25,7 +25,7 @@ from tests.guards.test_updates import END, Shown, followed
 from tests.store.scenes import add, begin, new_session, result, said
 from tests.support.fake_endpoint import chunk, sse
 
-CHUNKS = 10_000
+CHUNKS = 20_000
 HELD, STREAMED, WRITTEN = 2.3, 3.4, 4.4
 """Multiples of the answer's size: what stays after it (the answer and its shown text, until it is stored), and the
 peaks while it streams and while it is stored."""

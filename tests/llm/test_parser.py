@@ -212,9 +212,10 @@ def test_endless_tool_calls_are_cut_at_the_limit() -> None:
         parser.finish()
 
 
+@pytest.mark.long
 def test_fragments_with_a_new_id_each_are_one_call() -> None:
     parser = StreamParser(tuple(TOOLS.values()))
-    text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * examples(2_000)})
+    text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * 16_000})
     fragments = [
         {"id": f"id{at}", "function": {"arguments": text[at : at + 4], **({} if at else {"name": "write_file"})}}
         for at in range(0, len(text), 4)
@@ -226,8 +227,9 @@ def test_fragments_with_a_new_id_each_are_one_call() -> None:
     assert json.loads(call.arguments) == json.loads(text)
 
 
+@pytest.mark.long
 def test_reasoning_details_in_many_pieces_are_joined_in_linear_time() -> None:
-    parser, pieces = StreamParser(), range(examples(5_000))
+    parser, pieces = StreamParser(), range(50_000)
     for number in pieces:
         detail = {"type": "reasoning.text", "index": 0, "text": f"twig {number} "}
         parser.feed([json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]})])

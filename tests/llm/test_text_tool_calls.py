@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from crow.domain.messages import ToolSpec
 from crow.llm.text_tool_calls import _CLOSING, _STARTS, CallDetector
 from tests.llm.streams import TOOLS
-from tests.support.amounts import IS_SOAK, examples
+from tests.support.amounts import examples
 
 ROOT = Path(__file__).parents[2]
 TOKEN = re.compile(r"\s?\w{1,6}|\s+|[^\w\s]{1,3}")
@@ -48,8 +48,7 @@ def detector() -> CallDetector:
 
 
 def of_project(path: str) -> str:
-    """The beginning of a file; in `make soak` all of it."""
-    return (ROOT / path).read_text("utf-8")[: None if IS_SOAK else 10_000]
+    return (ROOT / path).read_text("utf-8")
 
 
 def fenced(label: str, code: str) -> str:

@@ -15,3 +15,8 @@ def test_cached_tokens_are_added_only_where_the_input_leaves_them_out() -> None:
 def test_a_zero_in_a_later_report_stands_for_a_count_that_it_leaves_out() -> None:
     first, later = Usage(input_tokens=100, output_tokens=1), Usage(input_tokens=0, output_tokens=50)
     assert merge_usage(first, later) == Usage(input_tokens=100, output_tokens=50)
+
+
+def test_the_first_count_of_a_kind_may_be_zero() -> None:
+    first, later = Usage(input_tokens=100), Usage(output_tokens=50, cached_tokens=0)
+    assert merge_usage(first, later) == Usage(input_tokens=100, output_tokens=50, cached_tokens=0)

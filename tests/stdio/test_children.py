@@ -14,11 +14,10 @@ from tests.stdio.conftest import FRESH, ROOT, StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support import fork_server
 from tests.support.acp_client import CrowProcess
-from tests.support.amounts import IS_SOAK
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.server import ServerProcess, WebSocketClient, server_environment
 
-SESSIONS = 12 if IS_SOAK else 4
+SESSIONS = 12
 
 
 @pytest.fixture(autouse=True)

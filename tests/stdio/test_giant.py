@@ -21,7 +21,7 @@ from tests.store.scenes import add, begin, history, new_session, result, said
 from tests.support.acp_client import RpcError
 from tests.support.fork_server import command
 
-SMALL = Size(entries=800, output_bytes=12_000_000, compactions=4, branches=2, sessions=2, other_bytes=10_000)
+SMALL = Size(entries=1_500, output_bytes=30_000_000, compactions=8, branches=3, sessions=2, other_bytes=10_000)
 
 
 async def fill(home: Path, size: Size = SMALL) -> list[Any]:
@@ -89,7 +89,7 @@ async def test_a_long_session_is_replayed_in_order_with_excerpts_of_its_results(
 
 @pytest.mark.long
 async def test_a_client_gets_all_results_if_it_asks_for_them(crow: StartCrow, home: Path, place: Path) -> None:
-    bodies = await fill(home, Size(entries=700, output_bytes=9_000_000, compactions=2, branches=1, sessions=0))
+    bodies = await fill(home, Size(entries=900, output_bytes=9_000_000, compactions=2, branches=1, sessions=0))
     results = [body for body in bodies if isinstance(body, ToolResult) and not body.announcement.diffs]
     async with crow() as agent:
         await agent.initialize()

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.amounts import IS_SOAK
 from tests.support.hostile import HostileClient, HostileClientV2, batches, batches_v2
 
-BATCH, BATCHES = 100, 4 if IS_SOAK else 2
+BATCH, BATCHES = 100, 4
 
 
 @pytest.mark.long

@@ -286,6 +286,8 @@ async def check_changed(home: Path, tmp_path: Path, run: Commands, session: str)
     for wrong in ("compaction.threshold=7", "compaction.threshold", "model.name=x", "compaction.auto=maybe"):
         code, said = await run("replay", session, "--set", wrong)
         assert (code, "--set is" in said) == (2, True), said
+    code, said = await run("replay", session, "--with", "/dev/zero")
+    assert (code, "is larger than 4,194,304 bytes" in said) == (2, True), said
 
 
 async def check_live(home: Path, run: Commands, session: str) -> None:

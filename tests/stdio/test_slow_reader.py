@@ -20,7 +20,7 @@ from tests.support import fake_endpoint as fake
 from tests.support import fork_server
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 
-PIECES = [f"[{number}]".ljust(4_000, "x") for number in range(260)]
+PIECES = [f"[{number}]".ljust(4_000, "x") for number in range(400)]
 PADDING = "x" * 50_000
 """Fills the socket buffers between endpoint and crow without making the answer longer."""
 

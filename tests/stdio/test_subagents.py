@@ -15,7 +15,6 @@ import pytest
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError, allow_once
-from tests.support.amounts import IS_SOAK
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
 from tests.support.random_tasks import Orders
 
@@ -481,7 +480,7 @@ async def test_after_a_kill_the_subagent_is_idle_and_goes_on(
 # in the background
 
 
-ORDERS = 4 if IS_SOAK else 2
+ORDERS = 4
 
 
 @pytest.mark.long

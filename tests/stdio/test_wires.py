@@ -16,7 +16,6 @@ from tests.stdio.conftest import StartCrow
 from tests.stdio.test_turns import opened
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import RpcError
-from tests.support.amounts import IS_SOAK
 from tests.support.checking_endpoint import MODELS, WIRES, CheckingEndpoint, RandomTurns, write_settings
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply
 from tests.support.terminal import forkable, start
@@ -146,7 +145,7 @@ async def test_an_endpoint_without_any_api_at_its_url_is_named_once_with_advice(
     assert paths == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 
 
-@pytest.mark.parametrize("seed", [1, *[2] * IS_SOAK])
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_every_opaque_item_comes_back_once_unchanged_and_in_place(
     crow: StartCrow, home: Path, place: Path, seed: int
 ) -> None:
@@ -155,9 +154,9 @@ async def test_every_opaque_item_comes_back_once_unchanged_and_in_place(
     async with CheckingEndpoint(chance) as endpoint:
         write_settings(home, endpoint.base_url)
         turns = RandomTurns(lambda: crow(env=NO_MODEL), endpoint, place, chance)
-        await turns.run(30 if IS_SOAK else 16)
+        await turns.run(30)
     assert endpoint.faults == []
-    assert endpoint.returned.total() > 25
+    assert endpoint.returned.total() > 50
     assert endpoint.plain.total() > 0
 
 

@@ -190,9 +190,9 @@ class Damaged:
 
 def corpus(whole: Whole, logged: Whole, other: Whole, seed: int = 0, every: int = 1) -> Iterator[Damaged]:
     """Yield damaged copies: of `whole`, and of `logged`, which has a log. `other` is another database with a log. Of
-    the flipped bits, take each `every`-th; if that is not each of them, take a sixth of the others, too."""
+    the flipped bits, take each `every`-th; if that is not each of them, take a third of the others, too."""
     noise = random.Random(seed)
-    step = 6 if every > 1 else 1
+    step = 3 if every > 1 else 1
     yield from list(_flips(whole, noise))[seed % every :: every]
     yield from list(_cuts(whole))[::step]
     yield from _pages(whole, noise, every)

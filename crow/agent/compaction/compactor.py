@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH_S = 2.0
 MIN_ANSWERS = 4
-"""Crow gives up if fewer answers than this came since the first of the last `2 * _MAX_RETRIES` passes."""
+"""With fewer answers than this since the first of the last two passes, crow does not make another pass. With fewer
+since the first of the last `2 * _MAX_RETRIES` passes, it gives up on a request that is refused."""
 _MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 

@@ -94,7 +94,6 @@ _RISKS: Mapping[str, _Risks] = {
     "rsync": _Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
     "scp": _Risks(letters="SoF", pattern=_OUTWARD),
     "sftp": _ALWAYS,
-    "ssh": _Risks(letters="oFES"),
     "make": _Risks(
         long="file makefile directory eval include-dir environment-overrides", letters="fCIeE", pattern=r"="
     ),
@@ -185,9 +184,7 @@ _RISKS: Mapping[str, _Risks] = {
         ("vi", "vim", "nvim", "view", "ex", "ed", "emacs", "nano", "crontab", "at", "batch", "expect", "gdb", "lldb"),
         _ALWAYS,
     ),
-    **dict.fromkeys(
-        ("source", ".", "eval", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript"), _ALWAYS
-    ),
+    **dict.fromkeys(("source", ".", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript"), _ALWAYS),
 }
 _GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs", "--version", "--help", "-h", "-v"))
 """Harmless options that may come between `git` and its subcommand."""
@@ -263,7 +260,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 def _interpreter_option(words: Words, fixed: int) -> str | None:
     """Return the first option of an interpreter that may run other code, or a script that is elsewhere. What follows
     the script or the module is for that script, and harmless here."""
-    kind = "python" if words[0].rpartition("/")[2].startswith(("python", "pypy")) else program_of(words[0])
+    program = program_of(words[0])
+    kind = "python" if program.startswith(("python", "pypy")) else program
     safe = _INTERPRETER_SAFE.get(kind, frozenset()) | _ALWAYS_SAFE
     start = 2 if words[1:2] and words[1] in _RUN else 1  # `deno run`
     for at, word in enumerate(words[start:], start):

@@ -30,9 +30,8 @@ def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
     """Convert a glob of paths to a regular expression.
 
     A pattern without a slash matches names in any directory. `**` matches across directories. A pattern that ends with
-    a slash matches everything below that directory. A pattern that begins with `./` matches only paths relative to
-    cwd. Deny rules ignore case, because some file systems do. Unicode text
-    is compared in its composed form (NFC).
+    a slash matches everything below that directory. A pattern that begins with `./` matches only paths relative to cwd.
+    Deny rules ignore case, because some file systems do. Unicode text is compared in its composed form (NFC).
     """
     pattern = normalize("NFC", os.path.expanduser(pattern))
     if pattern.endswith("/"):

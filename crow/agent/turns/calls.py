@@ -240,7 +240,7 @@ class Calls:
             return await self._judge_changes(opened, command or plan, changes)
 
     async def _judge_changes(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
-        diffs = await anyio.to_thread.run_sync(diffs_of, changes)
+        diffs = await anyio.to_thread.run_sync(diffs_of, changes) if changes.shown else ()
         reviewed = about_changes(plan, changes, diffs, self._branch.row.cwd)
         if not reviewed.changed:
             return _DROPPED_IN_PLAN if self._permissions.is_planning else self._permissions.refusal_of_changes(reviewed)

@@ -57,8 +57,8 @@ class News:
         self._steered.append(prompt)
 
     def take_steered(self) -> list[NewEntry]:
-        """Return the prompts that the model has not seen yet. Storing them removes them from the
-        store's queue of steered prompts."""
+        """Return the prompts that the model has not seen yet. Storing them removes them from the store's queue of
+        prompts."""
         steered, self._steered = self._steered, []
         return [NewEntry(body=prompt) for prompt in steered]
 

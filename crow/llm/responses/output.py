@@ -167,7 +167,8 @@ class Outputs:
         for at, item in listed:
             if at in found:
                 continue
-            kind, rest = str(item["type"]), left.get(str(item["type"]), [])
+            kind = str(item["type"])
+            rest = left.get(kind, [])
             if (same := _named(item, named, taken)) is not None:  # the list has it twice
                 found[at] = same
                 continue

@@ -81,27 +81,35 @@ def _replace_exactly(
     :raises ~crow.domain.errors.ArgumentError: several places match and `every` is false.
     """
     for wanted, given in _spellings(text, old, new):
-        at = text.find(wanted)
-        if at < 0:
+        places = [at for at in _occurrences(text, wanted) if not is_whole_lines or _are_whole_lines(text, at, wanted)]
+        if not places:
             continue
-        if is_whole_lines and not _are_whole_lines(text, at, wanted):
-            continue
+        at = places[0]
         if not every and _begins_within_indentation(text, at):
             continue  # the lines are indented less than those of the file, so new_text must be indented too
         if not every and text.find(wanted, at + 1) >= 0:  # a second match may overlap the first
             raise ArgumentError(_ambiguous_exactly(text, wanted, name))
         has_lf_end = "\n" not in old and not every and _line_end_at(text, at) == "\n"
-        made, remark = _with_line_end(text, at, wanted, new if has_lf_end else given, name)
+        replacing = new if has_lf_end else given
         if not every:
-            _check_edges(text, at, wanted, made, name)
-        pieces, end, count = [text[:at], made], at + len(wanted), 1
-        while (at_next := text.find(wanted, end)) >= 0:  # only with `every`
-            pieces += [text[end:at_next], _with_line_end(text, at_next, wanted, given, name)[0]]
-            end, count = at_next + len(wanted), count + 1
+            _check_edges(text, at, wanted, _with_line_end(text, at, wanted, replacing, name)[0], name)
+        pieces, end, remark = list[str](), 0, ""
+        for place in places:
+            made, each_remark = _with_line_end(text, place, wanted, replacing, name)
+            pieces += [text[end:place], made]
+            end, remark = place + len(wanted), remark or each_remark
         return Replacement(
-            text="".join([*pieces, text[end:]]), count=count, line=text.count("\n", 0, at) + 1, remark=remark
+            text="".join([*pieces, text[end:]]), count=len(places), line=text.count("\n", 0, at) + 1, remark=remark
         )
     return None
+
+
+def _occurrences(text: str, wanted: str) -> Iterator[int]:
+    """Yield where `wanted` occurs. Occurrences do not overlap."""
+    at = text.find(wanted)
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + len(wanted))
 
 
 def _are_whole_lines(text: str, at: int, wanted: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.llm.streams import FIXTURES
 from tests.soak.parser import mutated
-from tests.support.amounts import IS_SOAK, examples
+from tests.support.amounts import examples
 from tests.support.shown_text import Stream, check_draft, check_session, pieces_of
 
 SHORT = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < 20_000]
@@ -19,7 +19,7 @@ SHORT = [fixture for fixture in FIXTURES if 0 < len(fixture.stream) < 20_000]
 @pytest.mark.parametrize("part", range(8))
 async def test_shown_text_is_stored_replayed_and_sent_back(tmp_path: Path, part: int) -> None:
     chance = random.Random(part)
-    fixtures = [*SHORT[part :: 8 if IS_SOAK else 16], *(mutated(chance, SHORT) for _ in range(examples(3)))]
+    fixtures = [*SHORT[part::8], *(mutated(chance, SHORT) for _ in range(examples(5)))]
     chance.shuffle(fixtures)
     streams = [(fixture.stream, fixture.tools) for fixture in fixtures if fixture.stream]
     await check_session(tmp_path, streams, chance)

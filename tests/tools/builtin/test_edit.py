@@ -340,3 +340,8 @@ def test_a_part_of_another_line_is_not_what_an_edit_means(text: str, old: str, n
 def test_no_replaced_place_of_several_joins_two_lines() -> None:
     with pytest.raises(ArgumentError, match="would be joined to it"):
         replace_text("foo\nx = foo\ny\n", "foo\n", "", every=True, name="a.py")
+
+
+def test_a_slip_in_whole_lines_replaces_only_whole_lines() -> None:
+    found = replace_text("  milk\nno milk\n  milk\n", "- milk", "+ tea", every=True, name="a.py")
+    assert (found.text, found.count) == ("  tea\nno milk\n  tea\n", 2)

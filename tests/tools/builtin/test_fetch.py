@@ -257,7 +257,7 @@ for codec in sorted(CODECS):
         document_text(byte * size, "text/plain", codec)
 """
     # A step with quadratic time would run for hours, all of this takes seconds.
-    run_script(program, json.dumps([PIECES, 40_000]))
+    run_script(program, json.dumps([PIECES, 60_000]))
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,7 @@ async def test_an_endless_resource_over_http_is_refused(open_box: OpenBox, uri: 
     assert refused.text.endswith(f"{uri}: {words}")
 
 
+@pytest.mark.long
 async def test_a_flood_of_progress_and_stray_messages_do_no_harm(open_box: OpenBox) -> None:
     async with open_box(stdio("library.py", "classic")) as box:
         await box.toolbox.wait_ready(120)

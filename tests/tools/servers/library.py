@@ -88,7 +88,7 @@ def call(params: dict[str, Any]) -> dict[str, Any]:
     token = (params.get("_meta") or {}).get("progressToken")
     match params["name"]:
         case "storm":
-            for _ in range(500):
+            for _ in range(3_000):
                 for what in ("tools", "prompts", "resources"):
                     meta = {"params": {"_meta": {SUBSCRIPTION: listener}}} if is_modern else {}
                     send({"method": f"notifications/{what}/list_changed", **meta})
@@ -101,7 +101,7 @@ def call(params: dict[str, Any]) -> dict[str, Any]:
             send({"method": "notifications/resources/list_changed", **meta})
             return told("grown")
         case "flood":
-            for step in range(2_000):
+            for step in range(20_000):
                 note = {"progressToken": token, "progress": step, "message": "y" * 2_000}
                 send({"method": "notifications/progress", "params": note})
             return told("flooded")
