@@ -40,7 +40,7 @@ class TextFile:
     @property
     def shown(self) -> str:
         """The text for people and models: U+FFFD stands for bytes that the encoding does not explain."""
-        return _SURROGATE.sub("�", self.text)
+        return self.text if self.text.isascii() else _SURROGATE.sub("�", self.text)
 
     @property
     def is_utf8(self) -> bool:
