@@ -134,7 +134,7 @@ class FoundCheck:
     """A check that a command line runs."""
 
     line: str
-    """The words of the check itself, without what runs around it."""
+    """The words of the check itself, without wrappers such as `uv run`."""
     program: str
     kind: CheckKind
     outcome: Outcome = "unknown"
@@ -146,8 +146,8 @@ class FoundCheck:
     """It ran only some tests."""
 
     def covers(self, name: str) -> bool:
-        """Return whether the check reads the file `name`, relative to the session's directory, or whether it can find
-        faults in it. An empty name stands for a file that nobody knows."""
+        """Return whether the check can find faults in the file `name`, relative to the session's directory. An empty
+        name stands for files that the log does not name."""
         if self.kind in ("types", "lint"):
             suffixes = _SUFFIXES_OF.get(self.program)
             if name and suffixes is not None and name.rpartition(".")[2] not in suffixes:
@@ -165,7 +165,7 @@ class CommandFacts:
     may_change: bool = False
     """It may change files, if it is allowed to."""
     changes_last: bool = False
-    """It may change files after its first check has begun."""
+    """It may change files after its first check has begun, so that check says nothing about them."""
 
 
 @dataclass(slots=True)

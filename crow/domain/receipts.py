@@ -113,17 +113,18 @@ class Receipt:
 
 @dataclass(slots=True)
 class _Turn:
-    """What the entries of a turn say."""
+    """The changes and the checks found in the entries of a turn."""
 
     cwd: str
     named: tuple[str, ...]
     files: dict[str, int] = field(default_factory=dict)
-    """The edited files, and the id of the entry that ended the last edit of each."""
+    """Maps each changed file to the id of the entry with its last change."""
     edits: set[CallRef] = field(default_factory=set)
     commands: list[str] = field(default_factory=list)
     kept: set[CallRef] = field(default_factory=set)
     """The commands that ran in a layer, and whose changes were kept."""
     last_change: int = 0
+    """The id of the entry with the last change of any file. Only checks that began later say something about it."""
     unknown_change: bool = False
     """A command may have changed files that the log does not name."""
     runs: list[CheckRun] = field(default_factory=list)

@@ -33,8 +33,8 @@ _BREAKS = (Checkpoint, Mask, Restore, Prompt)
 _CHARS_PER_TOKEN = 4
 """For the estimated size of a tool output."""
 _MISS_TOKENS = 1_024
-"""If an entry explains it, every request is listed for which the endpoint could have read more from its cache. If none
-does, only requests with more missing tokens than this are listed."""
+"""A request is listed as a break if an entry of the log explains why the cache was missed. Without such an entry, it is
+listed only if more tokens than this could have been read from the cache and were not."""
 _TITLE_CHARS = 80
 
 
@@ -96,7 +96,7 @@ class SentOutput:
     sent: int = 0
     """The number of requests that contained it so far."""
     sent_tokens: int = 0
-    """The product of both. Counted when the last of these requests is known."""
+    """`tokens` times `sent`. Set when the model no longer gets the output; 0 until then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,8 +165,8 @@ class Spending:
     """The moves of `begin` whose entry has not been reached yet."""
 
     def begin(self, moves: Mapping[int | None, str] | None = None) -> None:
-        """Begin a path. `moves` maps each entry to which the session's leaf has moved to the reason of the last such
-        move. The key None stands for the place before the first entry."""
+        """Begin a path. `moves` says to which entries the session has moved back: it maps the id of each to the reason,
+        such as an undo. The key None stands for the place before the first entry."""
         self._retire(self._path.live)
         self._path, self._moves = _Path(), dict(moves or {})
 
@@ -201,7 +201,7 @@ class Spending:
         path.previous = entry
 
     def finish(self) -> None:
-        """Count what is still open."""
+        """Count the outputs of the last path."""
         self.begin()
 
     @property
@@ -267,7 +267,8 @@ class Spending:
             self.tokens_out += usage.output_tokens or 0
 
     def _count_time(self, entry: Entry) -> None:
-        """Count the time since the entry before, in the same turn, as what this entry shows that it was."""
+        """Count the time since the previous entry of the turn as the model's, a tool's or the user's, depending on the
+        kind of this entry."""
         previous, body = self._path.previous, entry.body
         if isinstance(body, ToolResult):
             self.tools_ms += body.duration_ms

@@ -1,4 +1,4 @@
-"""Makes the edits of a session again: today's file tools, on the files as they were before, in a scratch directory."""
+"""Makes the edits of a session again with today's file tools, in a scratch directory with the files as they were."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -
 async def _compare(
     call: ToolCall, ref: CallRef, files: dict[str, File], cwd: str, open_tools: OpenTools
 ) -> tuple[Outcome, str]:
-    """Make an edit again. Return how it compares, and why."""
+    """Make an edit again. Return the outcome, and why it is not identical."""
     inside = {_below(cwd, path): file for path, file in files.items()}
     if "" in inside:
         return "unproven", "it changed a file outside of the working directory"
@@ -93,7 +93,7 @@ def _digest(root: str, path: str, cwd: str) -> str:
 
 
 def _below(folder: str, path: str) -> str:
-    """Return a path relative to the folder that it is in, or an empty string if it is in none of its folders."""
+    """Return `path` relative to `folder`, or an empty string if it is not below that folder."""
     return path[len(folder) + 1 :] if path.startswith(f"{folder}/") and ".." not in Path(path).parts else ""
 
 
@@ -107,7 +107,7 @@ def _quoted(path: str) -> str:
 
 
 class _Nothing:
-    """The log and the plan of tools whose changes nobody keeps."""
+    """The log and the plan for tools in a scratch directory: nothing is stored."""
 
     async def before_change(self, *change: object, **more: object) -> None:
         """See :class:`crow.tools.Log`."""

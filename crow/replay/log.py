@@ -1,8 +1,8 @@
-"""A path of the log as the store of a turn that runs again.
+"""The store of a turn that is replayed: it gives the turn the entries of the log instead of storing new ones.
 
-What the turn appends must be of the kind that the log has next, and gets its id and time. Texts, results and answers
-come from the log. What crow decided (compactions, shortenings, reminders) is what it decides today: if that differs,
-the bytes of the next request do.
+Each entry that the turn appends must be of the same kind as the next entry of the log, and gets the id and the time of
+that entry. Prompts, answers and results come from the log. Compactions, shortenings and reminders are used as today's
+code makes them: if they differ from those in the log, the bytes of the next request differ too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from crow.store import SessionChanges, SessionRow, Tail
 
 _TURNS_AHEAD = 5
 _STOPPED = ("cancelled", "interrupted", "error")
-"""The user, a kill or a full disk may end a turn in this way at any moment."""
+"""How a turn may end at any moment, because of the user, a kill or a full disk. A replay cannot repeat that."""
 _KINDS: dict[type, str] = {
     Checkpoint: "a compaction (summary)",
     Mask: "a compaction (hidden outputs)",
@@ -57,7 +57,8 @@ class Diverged(StoreError):
 
 
 class LoggedLimits(BaseModel):
-    """What decided about compactions when a request was sent; see `Gauge.recorded`. The record may be hostile."""
+    """The limits that decided about compactions when a request was sent, as `Gauge.recorded` stored them. They may come
+    from an imported file, so each value is checked."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -80,7 +81,7 @@ class LoggedLimits(BaseModel):
 
 
 def read_limits(entry: Entry) -> LoggedLimits | None:
-    """Return what was recorded with a request, or None if there is no record or if a value in it cannot be true."""
+    """Return the limits stored with a request. Return None if there are none or if a value is out of range."""
     sent = sent_by(entry)
     try:
         return LoggedLimits.model_validate(sent.limits) if sent is not None else None
@@ -89,20 +90,27 @@ def read_limits(entry: Entry) -> LoggedLimits | None:
 
 
 def sent_by(entry: Entry) -> SentRequest | None:
-    """Return how the request of an entry was sent, or None if it holds none or the log does not tell."""
+    """Return how the request was sent whose answer or usage the entry holds. Return None if the log does not tell."""
     body = entry.body
     return body.sent if isinstance(body, Assistant | ModelRequest) else None
 
 
 def is_request(entry: Entry) -> bool:
-    """Return whether an entry is that of a request in the conversation."""
+    """Return whether an entry holds the answer to a request of the conversation, or the usage of one that failed.
+    Requests for summaries and titles are none."""
     return isinstance(entry.body, Assistant) or (
         isinstance(entry.body, ModelRequest) and entry.body.purpose == "answer"
     )
 
 
 class LoggedStore:
-    """One path of a session. It has what a :class:`crow.agent.history.branch.Branch` needs while a turn runs."""
+    """One path of a session, with the methods of a store that a :class:`crow.agent.history.branch.Branch` calls while a
+    turn runs.
+
+    `ahead` are the entries that the replay has not reached. `append` moves them to the branch, one by one: there they
+    are "taken". An entry is "made" by the turn if the turn itself must append it (answers, results, reminders, the end,
+    and compactions if `decides`); all others, such as prompts and notes, come from outside and are taken unasked.
+    """
 
     def __init__(
         self,
@@ -115,21 +123,22 @@ class LoggedStore:
         """`source` yields the entries of the path. `until` returns those up to an entry again."""
         self.row = replace(row, calibration=1.0, mode="ask", leaf=None, config={}, permissions=())
         self.ahead: deque[Entry] = deque()
-        """The entries that the turn has not made yet: this turn, and some that follow."""
+        """The entries that were not taken yet: the rest of this turn, and the next turns."""
         self.taken = 0
-        """How many entries the branch has got."""
+        """The number of entries that were taken."""
         self.has_parked = False
-        """The log does not go on where the turn is, because it was cancelled or killed there."""
+        """Whether the turn has reached the place where it was cancelled or killed."""
         self.difference: str | None = None
-        """What the turn does that the log does not say."""
+        """How the turn differs from the log, in words. None: it does not. Empty: the log does not tell."""
         self.decides = False
-        """Whether compactions and shortenings are decided again. Otherwise, they are those of the log."""
+        """Whether today's code decides about compactions and shortened results. Otherwise, those of the log are used,
+        because the log does not say which limits held."""
         self.changed: Entry | None = None
-        """The first entry that the branch has got otherwise than it is in the log."""
+        """The first taken entry that today's code makes otherwise than it is in the log."""
         self.limits: LoggedLimits | None = None
-        """Those of the newest request that the branch has got."""
+        """The limits of the newest request that was taken."""
         self.endpoint = ""
-        """That of the newest answer."""
+        """The endpoint of the newest answer that was taken."""
         self.sent = 0
         """The id of the newest request that the turn has sent."""
         self._source, self._until, self._is_case = source, until, is_case
@@ -138,7 +147,7 @@ class LoggedStore:
         self._to_take = 0
 
     async def fill(self) -> bool:
-        """Read ahead. Return False at the end of the path."""
+        """Read the next turns into `ahead`. Return False at the end of the path."""
         while self._turns_ahead < _TURNS_AHEAD and (entry := await anext(self._source, None)) is not None:
             newest = self.ahead[-1] if self.ahead else None
             self._turns_ahead += newest is None or _turn_of(newest) != _turn_of(entry)
@@ -146,7 +155,7 @@ class LoggedStore:
         return bool(self.ahead)
 
     def begin_turn(self) -> None:
-        """Begin with the turn of the next entry."""
+        """Prepare for the turn that the next entry belongs to."""
         self._key, self.has_parked, self.difference = _turn_of(self.ahead[0]), False, None
         ahead = next(filter(is_request, self.upcoming()), None)
         if ahead is not None and (sent := sent_by(ahead)) is not None and sent.endpoint != self.endpoint:
@@ -163,11 +172,12 @@ class LoggedStore:
                 return
 
     def before_next(self) -> list[Entry]:
-        """Return the entries before the next one that a turn makes by itself."""
+        """Return the entries of the turn before the next one that it makes itself."""
         return list(takewhile(lambda entry: not self._is_made(entry.body), self.upcoming()))
 
     def next_made(self, after: Entry | None = None) -> Body | None:
-        """Return the next entry that a turn makes by itself, or the next one after the entry `after`."""
+        """Return the body of the next entry that the turn makes itself, or of the next one after the entry `after`.
+        Return None if the turn makes no more."""
         ahead = self.upcoming()
         if after is not None:
             ahead = islice(dropwhile(lambda entry: entry is not after, ahead), 1, None)
@@ -183,15 +193,18 @@ class LoggedStore:
         return was_started, None
 
     def limits_ahead(self, *, after: int = 0) -> LoggedLimits | None:
-        """Return what was recorded with the next request of the turn, or with the next one after the entry `after`."""
+        """Return the limits stored with the turn's next request, or with the next one after the entry id `after`."""
         requests = (entry for entry in self.upcoming() if is_request(entry) and entry.id > after)
         request = next(filter(sent_by, requests), None)
         return read_limits(request) if request is not None else None
 
     def limits_now(self) -> LoggedLimits | None:
-        """Return what decides about compactions now: what was recorded with the next request. If nothing was, or until
-        an endpoint refuses a request as too long, it is what was recorded with the last one. Then a compaction names
-        its own window, because crow may have been started again since the last request."""
+        """Return the limits that decide about compactions now.
+
+        These are the limits stored with the next request. If there are none, or if the endpoint will first refuse a
+        request as too long, the limits of the last request still hold. Crow may have been started again since that
+        request and may have assumed another window; the window then comes from the next compaction of the log.
+        """
         before = [entry.body for entry in takewhile(lambda entry: not is_request(entry), self.upcoming())]
         ahead = self.limits_ahead()
         if ahead is not None and not any(map(_is_overflow, before)):
@@ -202,7 +215,7 @@ class LoggedStore:
         return limits.model_copy(update={"window": window, "cautious": window}) if window and limits else limits
 
     def next_checkpoint(self) -> Checkpoint | None:
-        """Return the next checkpoint, also that of the next turn."""
+        """Return the next checkpoint in the log, even if it belongs to a later turn."""
         bodies = (entry.body for entry in self.ahead)
         return next((body for body in bodies if isinstance(body, Checkpoint)), None)
 
@@ -212,7 +225,7 @@ class LoggedStore:
         return isinstance(body, Assistant | ToolResult | Reminder | TurnEnd)
 
     def take_next(self, count: int) -> None:
-        """Take this many entries with the next call of `append`, whatever they are."""
+        """Let the next call of `append` take this many entries, whatever they are."""
         self._to_take = count
 
     async def append(
@@ -225,8 +238,8 @@ class LoggedStore:
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        """Return the entries of the log in place of `entries`, after those that came from outside: prompts of the user,
-        texts of hooks, notes. Without `entries`, return only the latter.
+        """Take the entries of the log that correspond to `entries`, and those before them that came from outside:
+        prompts of the user, texts of hooks, notes. Without `entries`, take only what came from outside.
 
         :raises Diverged: the log has something else.
         """
@@ -258,15 +271,15 @@ class LoggedStore:
         return today
 
     def _check_kind(self, new: Body, logged: Entry | None) -> None:
-        """Compare what the turn stores with the next entry that it makes by itself, or with a request before that which
-        it has not sent.
+        """Compare the kind of the entry that the turn appends with that of the corresponding entry of the log. That is
+        the next entry which a turn makes itself, or a request before it that today's turn has not sent.
 
-        :raises Diverged: it is something else, or the log does not tell.
+        :raises Diverged: the kinds differ, or the log does not tell how the turn went on.
         """
         then = logged.body if logged is not None else None
         match new, then:
             case Checkpoint(), TurnEnd(stop="cancelled" | "interrupted"):
-                # perhaps during the compaction: nothing of it is stored before its summary is complete
+                # The turn may have been cancelled during this compaction, which stores nothing until it is complete.
                 self.has_parked, is_same = True, False
             case TurnEnd(stop=now), TurnEnd(stop=stop):
                 is_same = now == stop or stop in _STOPPED
@@ -280,8 +293,8 @@ class LoggedStore:
             self.diverge(f"today {_kind(new)} comes where the log has {named(logged)}")
 
     def diverge(self, words: str) -> NoReturn:
-        """End the turn, because it does not do what the log says. The first reason counts. There are no words if the
-        log does not tell how the turn went on.
+        """End the turn because it does not do what the log says. If this is called again, the first reason counts. The
+        reason is empty if the turn was cancelled or killed here, since the log does not tell how it would have gone on.
 
         :raises Diverged: always.
         """
@@ -304,8 +317,8 @@ class LoggedStore:
         return entry
 
     def _outside(self) -> int:
-        """Return how many entries come from outside before the next request. Its own failed attempts do not count, nor
-        does what was stored with a checkpoint."""
+        """Return how many entries from outside come next. Failed attempts of the next request do not count, and neither
+        do the prompt entry and the requests that are stored together with a checkpoint."""
         before: list[Entry] = []
         for entry in self.upcoming():
             if self._is_made(entry.body) or is_request(entry) or _is_overflow(entry.body):
@@ -318,8 +331,8 @@ class LoggedStore:
         return len(before)
 
     def overflowed(self) -> int:
-        """Return how many entries come up to the last compaction that follows the refusal of the next request, if that
-        compaction is not decided again."""
+        """Return the number of entries up to the last compaction after an endpoint refused the next request as too
+        long. Return 0 if there is none, or if today's code decides about it."""
         before = enumerate(self.before_next(), 1)
         return max((number for number, entry in before if _is_overflow(entry.body)), default=0)
 
@@ -338,7 +351,7 @@ class LoggedStore:
         return self.row
 
     async def tail(self, session_id: str = "") -> Tail:  # noqa: ARG002
-        """Return the whole path up to here, as it is in the log."""
+        """Return all entries of the path up to here, as they are in the log."""
         self.changed = None
         return Tail(row=self.row, entries=tuple(await self._until(self.row.leaf or 0)))
 
@@ -364,7 +377,7 @@ def _mode_at(mode: str, entry: Entry) -> str:
 
 
 def _as_decided(new: Body, logged: Body) -> Body:
-    """Return an entry of the log with what today's code decides."""
+    """Return the body of an entry of the log, with the parts that today's code decides about taken from `new`."""
     if isinstance(new, Assistant | ToolResult) and isinstance(logged, Assistant | ToolResult):
         return replace(logged, cut=new.cut)
     if isinstance(new, Checkpoint) and isinstance(logged, Checkpoint):

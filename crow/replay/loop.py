@@ -1,4 +1,4 @@
-"""Runs the turns of a stored session again: today's loop, with the model, the tools and the user of the log."""
+"""Runs the turns of a stored session again with today's loop. The model, the tools and the user act as in the log."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LoggedTurns:
         self._stand_on(Tail(row=store.row, entries=()))
 
     async def begin(self) -> None:
-        """Go on with the entries of the log up to here."""
+        """Continue from the log as it is up to here, after a turn that did something else."""
         self._stand_on(await self._store.tail())
 
     def _stand_on(self, tail: Tail) -> None:
@@ -86,25 +86,25 @@ class LoggedTurns:
         self._briefing = _LoggedBriefing(self.branch, self._store)
 
     async def take(self, count: int) -> None:
-        """Take the next entries over as they are."""
+        """Append the next entries of the log without running anything."""
         self._store.take_next(count)
         await self.branch.store_only(())
 
     async def prepare(self) -> None:
-        """Write the summary that the next turns may use, if the log says that it was written between two turns."""
+        """Write the summary for a later compaction, if the log says that crow wrote it between two turns."""
         checkpoint = self._store.next_checkpoint()
         if checkpoint is not None and checkpoint.reason == "early" and self._compactor is not None:
             self._compactor.prepared = await self._compactor.prepare()
 
     @property
     def lacks_summary(self) -> bool:
-        """Whether the turn that begins uses a summary that is not written yet."""
+        """Whether the turn that begins uses an early summary that `prepare` has not written yet."""
         following = next((entry.body for entry in self._store.upcoming() if isinstance(entry.body, Checkpoint)), None)
         is_prepared = self._compactor is not None and self._compactor.prepared is not None
         return following is not None and following.reason == "early" and not is_prepared
 
     async def run(self) -> None:
-        """Run the turn whose prompt was taken.
+        """Run the turn whose prompt `take` has appended.
 
         :raises Diverged: it does not do what the log says.
         """
@@ -155,10 +155,10 @@ class LoggedTurns:
         shown = checkpoint.files_shown if checkpoint is not None else ()
         return next((file.text for file in shown if file.path == path), None)
 
-    # The model of the log.
+    # What the model of the log does.
 
     async def answer_of(self, request: Request) -> LoggedStream:
-        """Return what the log says of the next request.
+        """Return the stream with which the log answers the next request.
 
         :raises Diverged: the log has no request here.
         :raises ModelError: the request failed.
@@ -192,8 +192,9 @@ class LoggedTurns:
                 return LoggedStream(None, park=self.park)
 
     def _overflow(self) -> ContextOverflow:
-        """Return the error of a request that was too long. What crow learned from it is in the next record, changed by
-        the compaction if the endpoint's counts are believed."""
+        """Return the error of a request that was too long. From this error, crow corrected its estimates of tokens. The
+        correction is in the record of the next request; if the endpoint reports token counts, the compaction has
+        changed it since, which is reversed here."""
         ahead = self._store.limits_ahead(after=self._store.sent)
         if ahead is not None and self._compactor is not None:
             gauge = self._compactor.gauge
@@ -207,7 +208,7 @@ class LoggedTurns:
         self.branch.row = self._store.row = replace(self._store.row, calibration=calibration)
 
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
-        """Return an answer as it arrived."""
+        """Return the stream of an answer. It ends as in the log: completely, with an error, or cancelled."""
         self.answer = (entry.id, body)
         if body.finish != "interrupted":
             return LoggedStream(entry)
@@ -238,8 +239,8 @@ class LoggedStream:
         text: str = "",
         park: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`entry` holds the answer; without it, the answer is `text`. Afterwards `failure` is raised, or `park` waits
-        for the end of the turn."""
+        """`entry` holds the answer; without it, the answer is `text`. After the answer, the stream raises `failure`, or
+        it awaits `park`, which cancels the turn."""
         body = entry.body if entry is not None else None
         self._usage = entry.usage if entry is not None else None
         self._sent = sent_by(entry) if entry is not None else None
@@ -338,7 +339,7 @@ class _LoggedToolbox:
         return call
 
     async def plan(self, call: ToolCall) -> PlannedCall:
-        """See :class:`crow.tools.Toolbox`. A call that was refused has its answer in the log."""
+        """See :class:`crow.tools.Toolbox`. If a call was refused, its result in the log says why."""
         entry_id, answer = self._turns.answer
         index = next(index for index, each in enumerate(answer.calls) if each is call)
         was_started, result = self._store.fate_of(CallRef(assistant=entry_id, index=index))
@@ -357,7 +358,7 @@ class _LoggedToolbox:
         *,
         planned: PlannedCall | None = None,  # noqa: ARG002
     ) -> Outcome:
-        """See :class:`crow.tools.Toolbox`. The results come in the order of the log."""
+        """See :class:`crow.tools.Toolbox`. Calls that run at the same time end in the order of the log."""
         ref, store = CallRef.parse(call_id), self._store
         assert ref is not None
         entry, body = store.fate_of(ref)[1] or await self._turns.park()
@@ -456,7 +457,7 @@ class _LoggedBudget(Budget):
 
 
 class _LoggedStandby(Standby):
-    """Has the model that answered after a failure, if the log says that the turn went on."""
+    """Gives the same model again after a failure, if the log says that the turn went on with a compaction."""
 
     def __init__(self, store: LoggedStore, model: Model) -> None:
         self._store = store

@@ -43,15 +43,15 @@ from crow.store.branches import left_branches
 from crow.version import __version__
 
 _FRAME_BYTES = 16
-"""Between two messages there may be this many bytes of neither: on Messages, the system message is a member of its own,
-and results are one message with the text after them."""
+"""At most this many bytes between two messages belong to neither. On the Messages API, for example, the system message
+is a member of its own, and tool results share a message with the text after them."""
 
 Outcome: TypeAlias = Literal["identical", "different", "unproven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A request that was built again, or an edit that was made again."""
+    """The result for one request that was built again, or for one edit that was made again."""
 
     session: str
     entry: int
@@ -77,7 +77,7 @@ class LoggedRequest:
     """The answer, or the usage of a request without an answer."""
     context: Context
     projection: Projection
-    """Has the entries in use, until the next request is read."""
+    """Has the entries of the context. Changes when the next request is read."""
 
     @property
     def sent(self) -> SentRequest | None:
@@ -118,7 +118,7 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
         if is_request(entry) and entry.id not in known:
             known.add(entry.id)
             yield LoggedRequest(entry=entry, context=projection.context(), projection=projection)
-        if isinstance(entry.body, Restore):  # what a checkpoint had covered is in use again
+        if isinstance(entry.body, Restore):  # the entries that a compaction had replaced are in the context again
             projection = Projection([each async for each in path() if each.id <= entry.id])
         else:
             projection.add(entry)
@@ -189,7 +189,7 @@ class Rebuilder:
 
 
 def request_of(logged: LoggedRequest, sent: SentRequest | None) -> Request:
-    """Return the request as the turn made it."""
+    """Return the request that the context gives, with the limit and the thought level with which it was sent."""
     level = next((level for level in THOUGHT_LEVELS if sent is not None and level == sent.thought_level), None)
     return Request(
         messages=logged.context.messages,

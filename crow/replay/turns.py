@@ -1,7 +1,7 @@
 """Replays a session: runs each of its turns again, and compares each request with the log.
 
-A turn that does something else than the log says is named. The requests after that point of the turn are built from the
-log, and the next turn runs again.
+If a turn does something else than the log says, the result names the turn and the difference. The later requests of
+this turn are built from the log, and the next turn runs again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from crow.tools import Workspace
 async def replayed_requests(
     store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_case: bool = False
 ) -> AsyncIterator[Replayed]:
-    """Yield the requests of a session and of all its branches, and the turns that would end otherwise. The current
+    """Yield the requests of a session and of all its branches, and the turns that run differently today. The current
     branch comes first. `workspace` is an empty directory."""
     known: set[int] = set()
     row = await store.session(session_id)
@@ -38,7 +38,8 @@ async def replayed_requests(
 
 
 class _PathReplay:
-    """Replays one path of a session, except for the requests in `known`, to which it adds its own."""
+    """Replays one path of a session. Paths share their first entries, so requests whose entry ids are in `known` are
+    skipped, and those replayed here are added to it."""
 
     def __init__(
         self, store: LoggedStore, workspace: Workspace, rebuilder: Rebuilder, known: set[int], *, is_case: bool
@@ -47,7 +48,7 @@ class _PathReplay:
         self._turns = LoggedTurns(store, workspace, self._sent)
         self._found: list[Replayed] = []
         self._reason = ""
-        """Why the turn does not do what the log says. Told with the next request."""
+        """Why the turn does not do what the log says. It becomes the words of the turn's next request."""
         self._newest: Entry | None = None
 
     async def requests(self) -> AsyncIterator[Replayed]:
@@ -81,7 +82,8 @@ class _PathReplay:
             await self._turns.run()
 
     async def _take(self, entry: Entry) -> None:
-        """Take an entry of the log over as it is. A request is built again from the entries before it."""
+        """Append the next entry of the log without running anything. If it holds a request, build the request from the
+        entries before it and compare it."""
         body = entry.body
         if is_request(entry):
             self._compare(entry, self._turns.branch.context())
@@ -90,15 +92,15 @@ class _PathReplay:
         await self._turns.take(1)
 
     def _sent(self, entry: Entry, request: Request) -> None:
-        """Compare a request that a turn sends. If it differs because of what was decided again, the rest of the turn is
-        built from the log."""
+        """Compare a request that a turn sends. If it differs because today's code decides otherwise, end the turn, so
+        that its later requests are built from the log."""
         context = self._turns.branch.context()
         is_same = self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
         if not is_same and self._store.changed:
             self._store.diverge("")
 
     def _compare(self, entry: Entry, context: Context) -> bool:
-        """Compare a request, unless that was done on another path. Return whether it may be what was sent."""
+        """Compare a request, unless another path has done that. Return False if it differs from what was sent."""
         if entry.id in self._known:
             return True
         self._known.add(entry.id)

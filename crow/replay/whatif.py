@@ -80,7 +80,7 @@ def _double(entry_id: int) -> int:
 
 
 class _Simulation:
-    """A session as it would have been."""
+    """A session with the change, up to the entry that was added last."""
 
     def __init__(self, change: Change, logged: list[Checkpoint]) -> None:
         self._change = change

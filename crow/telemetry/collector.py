@@ -55,8 +55,8 @@ _DURATIONS = {
 
 
 class OtlpCollector:
-    """A collector that speaks OTLP over HTTP. The `OTEL_*` variables of the SDK apply. `endpoint`, which goes before
-    them, is the collector's base URL."""
+    """A collector that speaks OTLP over HTTP. `endpoint` is its base URL. If it is empty, the SDK's `OTEL_*` variables
+    name the collector; the other variables always apply."""
 
     def __init__(self, endpoint: str = "") -> None:
         base = endpoint.rstrip("/")
@@ -126,7 +126,7 @@ def _context(trace_id: int, span_id: int, *, is_sampled: bool) -> Any:
 
 
 class _Metrics:
-    """The instruments of the conventions."""
+    """The metrics that the semantic conventions define."""
 
     def __init__(self, provider: MeterProvider) -> None:
         meter = provider.get_meter("crow", __version__)
@@ -177,7 +177,7 @@ class _Ids(IdGenerator):
         return self.span_id
 
     def is_trace_id_random(self) -> bool:
-        return True  # a digest is as good for samplers
+        return True  # a digest is as evenly distributed as a random number
 
 
 class _Finished(SpanProcessor):

@@ -1,4 +1,4 @@
-"""Hands each turn that ends to a thread, which makes spans and metrics of it and sends them to a collector."""
+"""Sends the spans and metrics of each turn to a collector when the turn ends, from a thread of their own."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from crow.telemetry.turns import Turn, Turns
 logger = logging.getLogger(__name__)
 
 _TURNS = 64
-"""More turns than this do not wait for the collector. The newest ones are then dropped."""
+"""At most this many turns wait for the collector. Further turns are dropped."""
 _START_S = 0.5
-"""The SDK is imported so long after the first turn began: while the model thinks."""
+"""The SDK is imported this long after the first entry was stored, because crow then waits for the model anyway."""
 _IMPORT_S = 10.0
 _EXIT_S = 0.5
 
@@ -64,8 +64,8 @@ class Sender:
             self._thread = thread
 
     def put(self, turn: Turn) -> None:
-        """Send a turn later. If too many turns wait, or the system gives no thread, drop it: the turn is stored, so it
-        must not fail any more."""
+        """Send a turn later. Drop it if too many turns wait or no thread can be started. This never raises, because the
+        turn was already stored and must not fail now."""
         try:
             self.start()
         except RuntimeError as error:
@@ -76,8 +76,8 @@ class Sender:
             self._waiting.put_nowait(turn)
 
     async def close(self) -> None:
-        """Give the last turns half a second, unless the collector fails. Python may abort if it exits during an
-        import, so an import is always waited for."""
+        """Wait up to half a second until all turns are sent, unless the collector fails. Also wait until the SDK is
+        imported, because Python may abort if it exits during an import."""
         if self._thread is None:
             return
         await anyio.to_thread.run_sync(self._is_connected.wait, _IMPORT_S)
@@ -105,7 +105,7 @@ class Sender:
 
 
 class TracedStore:
-    """Wraps a store, and notes the entries that this process stores."""
+    """Wraps a store, and passes the turns that this process stores to a `Sender`."""
 
     def __init__(self, inner: Store, sender: Sender) -> None:
         self._inner = inner

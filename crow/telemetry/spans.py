@@ -40,7 +40,7 @@ _FINISH = {
     "refusal": "content_filter",
     "interrupted": "error",
 }
-"""Finish reasons whose names in the conventions are others."""
+"""Maps finish reasons to their names in the conventions, where these differ."""
 
 _PROVIDERS = (
     (r"openai\.azure\.com", "azure.ai.openai"),
@@ -56,7 +56,8 @@ _PROVIDERS = (
     (r"api\.perplexity\.ai", "perplexity"),
     (r"api\.cohere\.(?:ai|com)", "cohere"),
 )
-"""The ends of hosts, and the names of their providers. Any other endpoint has the name of the API that it speaks."""
+"""The ends of host names, and the conventions' names of their providers. For any other host, the name of the API that
+its endpoint speaks is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +132,8 @@ class _Translation:
     def _times(self) -> Iterator[tuple[int, int]]:
         """Yield for each entry the time at which the work on it began, and the time at which the entry was stored.
 
-        Entries of one transaction have the same time. What a killed process had not stored has no time of its own: it
-        was stored when the session was next opened. The last time before it stands for it.
+        Entries of one transaction have the same time. If a process was killed, the last entries of its turn were stored
+        only when the session was next opened. They get the time of the last entry that the killed process stored.
         """
         entries = self._turn.entries
         ends = [one for one in entries if isinstance(one.body, TurnEnd) and one.body.stop == "interrupted"]

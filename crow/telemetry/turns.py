@@ -39,11 +39,12 @@ class Turn:
     """Whether the turn has a span, as each turn with a prompt has. A slash command has none."""
     is_over: bool = False
     is_held: bool = False
-    """Whether it is still to be seen which call the subagent carries out."""
+    """Whether this turn of a subagent waits for the result of the `task` call that started it: the call's span becomes
+    its parent."""
     subagents: list[Turn] = field(default_factory=list)
     """The turns of subagents that began during this turn."""
     before_ms: int = 0
-    """The time of the entry before the first one of `entries`, or 0 if that begins the turn."""
+    """The time of the entry before the first one of `entries`, in Unix ms, or 0 if the first one begins the turn."""
 
     @property
     def root(self) -> int | None:
@@ -69,7 +70,7 @@ class Turns:
         """Maps a subagent in the background to the span of its call."""
 
     def know(self, row: SessionRow) -> None:
-        """Take note of a session, which may be a subagent."""
+        """Remember the parent and the kind of a session if it is a subagent."""
         if row.parent_id:
             kind = row.config.get("agent")
             name = kind.get("name") if isinstance(kind, dict) else None
@@ -100,7 +101,7 @@ class Turns:
         return [turn.take() for turn in done if turn.is_over and not turn.is_held and turn.entries]
 
     def rest(self) -> list[Turn]:
-        """Return the turns that have not ended."""
+        """Return the turns that have not ended, with the entries that were not returned yet."""
         return [turn.take() for turn in self._current.values() if turn.entries]
 
     def _begin(self, entry: Entry, traceparent: str) -> Turn:
@@ -125,7 +126,8 @@ class Turns:
         return turn
 
     def _link(self, task: str, call: int) -> Sequence[Turn]:
-        """Note which call a subagent carries out, and return the turn that has waited for it."""
+        """Make a call's span the parent of the subagent's turn that it started. Return that turn if it waited for
+        this."""
         turn = self._current.get(task)
         if turn is None or not turn.is_held:
             self._calls[task] = call
@@ -141,7 +143,7 @@ def id_of_call(call: CallRef) -> int:
 
 
 def span_id(*parts: object) -> int:
-    """Return an id that is made of ids in the log."""
+    """Return the id of a span: a digest of `parts`, which are ids in the log."""
     return _digest(8, *parts)
 
 
