@@ -1,1 +1,1 @@
-"""Records ACP connections, shows recordings, and checks recordings and running agents against the protocol."""
+"""Records the messages of ACP connections in files, and shows such recordings."""

@@ -72,7 +72,7 @@ class Recorder:
             case list():
                 is_pairs = name in _PAIRS
                 return [
-                    item | {"value": MASK} if is_pairs and _has_text_value(item) else self._masked(item)
+                    item | {"value": MASK} if is_pairs and _has_text_value(item) else self._masked(item, name)
                     for item in value
                 ]
             case dict():

@@ -70,6 +70,17 @@ def test_a_missing_recording_is_an_error_with_its_path(tmp_path: Path, capsys: p
     assert str(tmp_path / "none") in capsys.readouterr().err
 
 
+def test_a_list_of_secrets_is_masked_like_one(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "trace.jsonl")
+    recorder(
+        "in", json.dumps({"method": "_x", "params": {"api_keys": ["hush-1", ["hush-2"]], "plain": ["said"]}}).encode()
+    )
+    recorder.close()
+    text = (tmp_path / "trace.jsonl").read_text()
+    assert "hush" not in text
+    assert "said" in text
+
+
 def test_a_trace_that_cannot_be_written_is_given_up(tmp_path: Path) -> None:
     record = Recorder(tmp_path / "no" / "such" / "place")
     record("in", b'{"a": 1}')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -214,7 +215,10 @@ def _value_of(field: Mapping[str, Any], answer: str) -> Any:
         case "integer":
             return int(answer)
         case "number":
-            return float(answer)
+            number = float(answer)
+            if not math.isfinite(number):  # JSON has no such numbers
+                raise ValueError(answer)
+            return number
         case "string" if len(answer) < field.get("minLength", 0) or len(answer) > field.get("maxLength", 4_000):
             raise ValueError(answer)
         case "array":

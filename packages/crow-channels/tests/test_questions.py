@@ -134,17 +134,20 @@ async def test_a_form_is_asked_field_by_field(state: State) -> None:
         "size": {"type": "integer", "title": "Size", "description": "In GB"},
         "color": {"type": "string", "enum": ["red", "green"]},
         "fast": {"type": "boolean"},
+        "share": {"type": "number"},
     }
     form = {"mode": "form", "message": "Which one?", "requestedSchema": {"type": "object", "properties": fields}}
     task = asyncio.create_task(asked.ask("elicitation/create", form))
-    for answer in ("many", "3", "green", "true"):
+    for answer in ("many", "3", "green", "true", "nan", "0.5"):
         await answered(state, asked, prompt, chat, lambda _, given=answer: given)  # type: ignore[misc]
-    assert await task == {"action": "accept", "content": {"size": 3, "color": "green", "fast": True}}
+    assert await task == {"action": "accept", "content": {"size": 3, "color": "green", "fast": True, "share": 0.5}}
     assert [message.text for message in chat.messages] == [
         "Which one?\n**Size**\nIn GB\n→ many",
         '"many" is not a valid integer.\n**Size**\n→ 3',
         "Which one?\n**color**\n→ green",
         "Which one?\n**fast**\n→ Yes",
+        "Which one?\n**share**\n→ nan",
+        '"nan" is not a valid number.\n**share**\n→ 0.5',
     ]
     task = asyncio.create_task(asked.ask("elicitation/create", form | {"requestedSchema": {"properties": {}}}))
     await answered(state, asked, prompt, chat, lambda question: question.choices[1][0])
