@@ -17,9 +17,9 @@ import anyio.abc
 
 from crow.agent import new_remark
 from crow.agent.history.branch import Branch
-from crow.domain.entries import Custom, NewEntry
+from crow.domain.entries import Custom, Entry, NewEntry
 from crow.domain.errors import StoreError
-from crow.domain.events import NoticeShown
+from crow.domain.events import EntryStored, NoticeShown
 from crow.domain.messages import Text
 from crow.domain.rendering import parts_text
 from crow.domain.subagents import TASK_WORDS, WAKE
@@ -109,13 +109,16 @@ class Inbox:
         """
         while self._ended:
             ended = self._ended[0]
+            stored: Sequence[Entry] = ()
             if ended.is_known():
                 await self._store.drop_prompt(self._branch.row.id, ended.message_id)
             else:
                 told = Custom(namespace=_NAMESPACE, text=ended.text, for_model=True, message_id=ended.message_id)
                 remark = (new_remark(ended.remark),) if ended.remark else ()
-                await self._branch.record([NewEntry(body=told), *remark])
-            self._ended.remove(ended)
+                stored = await self._branch.store_only([NewEntry(body=told), *remark])
+            self._ended.remove(ended)  # a cancellation while clients are told must not store it again
+            for entry in stored:
+                await self._branch.publish(EntryStored(entry=entry))
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
         """See :class:`crow.tools.BackgroundWatcher`."""

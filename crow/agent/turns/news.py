@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 from crow.agent.history.branch import Branch
 from crow.agent.turns.prompt import Briefing
 from crow.domain.entries import NewEntry, Reminder, ToolResult, User
+from crow.domain.events import EntryStored
 from crow.domain.messages import ToolCall
 
 _POINT_OUT = frozenset({3, 10, 20})
@@ -65,7 +66,10 @@ class News:
     async def deliver(self) -> None:
         """Tell the model what the user has added, and what has ended in the background."""
         if self._steered:
-            await self._branch.record(self.take_steered())
+            stored = await self._branch.store_only([NewEntry(body=prompt) for prompt in self._steered])
+            del self._steered[: len(stored)]  # a cancellation while clients are told must not store them again
+            for entry in stored:
+                await self._branch.publish(EntryStored(entry=entry))
         if self._inbox is not None:
             await self._inbox.deliver()
 
@@ -74,7 +78,11 @@ class News:
         due = self._briefing.reminder()
         if due is not None:
             text, notes = due
-            await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
+            try:
+                await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
+            except BaseException:  # the reminder may not be stored
+                self._briefing.look_back()
+                raise
 
     async def check_repetition(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> str:
         """Tell the model if it makes the same calls again and again. Return a text for the user if the turn has to stop
