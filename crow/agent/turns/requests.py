@@ -97,7 +97,9 @@ class Requests:
             try:
                 asked = await self._ask_once(before)
             except BadRequest as error:
-                if not error.is_unclear or not await self._compactor.refused_unclearly(error):
+                # An endpoint that began to answer has accepted the size of the request.
+                has_answered = self._draft is not None and bool(self._draft.text or self._draft.thought)
+                if has_answered or not error.is_unclear or not await self._compactor.refused_unclearly(error):
                     raise
             except (ContextOverflow, NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited) as error:
                 text = self._draft.text if self._draft is not None else ""
