@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import anyio
 import anyio.to_thread
 
 from crow.agent import Client, PermissionQuestion
@@ -135,6 +136,8 @@ class Permissions:
         """The rules of the user's file."""
         self._limit = limit
         self._whole = whole or self
+        self.storing: anyio.Lock = anyio.Lock(fast_acquire=True) if whole is None else whole.storing
+        """Held while rules are added to the session. Several subagents may get answers at the same time."""
         self.reviews: dict[str, _Review] = {} if whole is None else whole.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
         self.hosts: dict[str, Callable[[Host, Use | None], Awaitable[HostVerdict]]] = (
@@ -333,14 +336,21 @@ class Permissions:
             rules = rules_for_hosts(registries.hosts, cwd)
         elif (has_rule and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
-        known = self._branch.row.permissions
-        # A rule with a fingerprint replaces the answer about the tool as it was before.
-        known = tuple(value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules))
-        new = [stored for rule in rules if (stored := rule.as_json()) not in known]
-        if new:
-            await self._branch.change(SessionChanges(permissions=(*known, *new)))
+        await self._store_rules(rules)
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         if plan.changed and plan.access == "execute" and answer.startswith("reject"):
             return Refuse(words=_CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))
+
+    async def _store_rules(self, rules: Sequence[PermissionRule]) -> None:
+        """Add rules to those of the session."""
+        async with self.storing:
+            known = self._branch.row.permissions
+            # A rule with a fingerprint replaces the answer about the tool as it was before.
+            known = tuple(
+                value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules)
+            )
+            new = [stored for rule in rules if (stored := rule.as_json()) not in known]
+            if new:
+                await self._branch.change(SessionChanges(permissions=(*known, *new)))

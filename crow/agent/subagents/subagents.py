@@ -111,6 +111,8 @@ class Subagents:
     """Maps ids to the tasks that run now."""
     started: Counter[int] = field(default_factory=Counter)
     """Counts the tasks of each turn."""
+    opening: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    """Held while a task is opened. The calls of one step open their tasks at the same time."""
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """See :class:`crow.tools.SubagentRunner`."""
@@ -162,9 +164,8 @@ class Subagents:
             client = _ShownSubagentClient(self.client, self.log, call_id)
         else:
             client = _SubagentClient(self.client, self.log, on_output)
-        client.branch = branch = await self._open(task, client, kind)
-        running = self.running[branch.row.id] = RunningTask(branch=branch, kind=kind)
-        cost = branch.row.cost
+        running = await self._open(task, client, kind)
+        branch, cost = running.branch, running.branch.row.cost
         try:
             with running.scope:
                 await self._begin(branch, task, client)
@@ -177,8 +178,6 @@ class Subagents:
 
     async def _start(self, call_id: str, task: Task, toolbox: Toolbox) -> SubagentResult:
         """Start a task in the background."""
-        if sum(running.is_background for running in self.running.values()) >= _MAX_BACKGROUND:
-            raise ArgumentError(f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends")
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
         client: _SubagentClient
@@ -186,9 +185,8 @@ class Subagents:
             client = _ShownSubagentClient(self.client, self.log, call_id, is_background=True)
         else:
             client = _HiddenSubagentClient(self.client, self.log, None)
-        client.branch = branch = await self._open(task, client, kind)
-        task_id = branch.row.id
-        running = self.running[task_id] = RunningTask(branch=branch, kind=kind, is_background=True)
+        running = await self._open(task, client, kind)
+        branch, task_id = running.branch, running.branch.row.id
         try:
             words = f'{TASK_WORDS}"{task.title}" ({task_id}), which you started in the background,'
             with anyio.CancelScope(shield=True):
@@ -208,7 +206,7 @@ class Subagents:
     async def _work_in_background(
         self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: _SubagentClient
     ) -> None:
-        branch, client.end = running.branch, TurnEnd(stop="cancelled")
+        branch = running.branch
         try:
             async with after_delay(_RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
                 with running.scope:
@@ -289,11 +287,24 @@ class Subagents:
             allowed = (*allowed, *own.specs(deferred)) if deferred else allowed
         return ToolSubset(toolbox, allowed)
 
-    async def _open(self, task: Task, client: Client, kind: Speciality) -> Branch:
-        """Open the branch of a new task, or of the task to resume.
+    async def _open(self, task: Task, client: _SubagentClient, kind: Speciality) -> RunningTask:
+        """Open a new task, or the task to resume, and add it to the running tasks.
 
-        :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
+        :raises ~crow.domain.errors.ArgumentError: too many tasks work in the background, there is no task to resume, or
+            the task to resume is still running.
         """
+        async with self.opening:
+            if task.background and sum(each.is_background for each in self.running.values()) >= _MAX_BACKGROUND:
+                raise ArgumentError(
+                    f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends"
+                )
+            client.branch = branch = await self._branch(task, client, kind)
+            running = RunningTask(branch=branch, kind=kind, is_background=task.background)
+            self.running[branch.row.id] = running
+        return running
+
+    async def _branch(self, task: Task, client: Client, kind: Speciality) -> Branch:
+        """Return the branch of a new task, or of the task to resume. See `_open` for the errors."""
         store, row = self.adapters.store, self.parent.row
         extra = row.config.get("system_prompt_append")
         append = f"{extra}\n\n{SUBAGENT_ROLE}" if isinstance(extra, str) and extra else SUBAGENT_ROLE
@@ -424,7 +435,8 @@ class _SubagentClient:
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput | None) -> None:
         self.answers: list[int] = []
         self.branch: Branch | None = None
-        self.end = TurnEnd(stop="error", detail="Internal error")
+        self.end = TurnEnd(stop="cancelled")
+        """How the work ended. Until it has ended, how a cancellation would end it."""
         self.has_ended = False
         self.message_id = new_message_id()
         self._client = client
