@@ -107,13 +107,13 @@ def with_edit_tool(tools: Sequence[ToolSpec], edit_tool: str) -> tuple[ToolSpec,
 
 
 def _has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Return whether `prompt` still contains the system prompt that the client has set for the session. Return true,
-    too, if the client has set no system prompt."""
+    """Return whether `prompt` has exactly the texts of the client that the session has now. If the session has no text
+    for the beginning, any beginning will do: a newer crow may begin in other words."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
-    ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
-    return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (
-        not isinstance(extra, str) or not extra or prompt.system.endswith(ends)
-    )
+    end = f"\n\n{extra}" if isinstance(extra, str) and extra else ""
+    ends = tuple(f"\n</{name}>{end}" for name in ("date", "skills", "instructions"))
+    has_beginning = not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")
+    return has_beginning and prompt.system.endswith(ends)
 
 
 def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
