@@ -85,6 +85,8 @@ _CHANGES_REJECTED = (
 )
 
 
+_FAULT_NOT_SHOWN = "This call cannot run. The reason is not shown, because it may quote a file of the call."
+
 _HOST_REJECTED = "the user did not allow it; do not try it again unasked"
 _HOST_IN_BACKGROUND = (
     "nobody is asked for a command in the background; run a command that reaches the host in the foreground first, so "
@@ -262,16 +264,19 @@ class Permissions:
         return "" if refusal is None else refusal.words
 
     def refusal_to_read(self, plan: PlannedCall) -> Refuse | None:
-        """Return the refusal if the user's rules forbid to read one of the files that a call touches, else None."""
+        """Return the refusal if the user's rules forbid, or may forbid, to read one of the files that a call touches.
+        Return None otherwise. `plan` comes from `complete`."""
         rules = current_rules(self._whole.rules, self._branch.row)
         for part in plan.each:
             if part.touched.rule_paths:
                 reading = replace(
                     part, access="read", parts=(), coverage=replace(part.coverage, rule_tool=None, like=())
                 )
-                decision = decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded)
-                if isinstance(decision, Refuse):
-                    return decision
+                match decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded):
+                    case Refuse() as refusal:
+                        return refusal
+                    case Ask(doubtful=PermissionRule() as rule):
+                        return Refuse(words=f"{_FAULT_NOT_SHOWN} {doubt(rule)}")
         return None
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:

@@ -178,13 +178,13 @@ class Calls:
             self._open[opened.ref] = opened = replace(
                 opened, call=call, plan=plan, announcement=plan.announcement, is_changed=True
             )
+        plan = await self._permissions.complete(call, plan)
         if plan.fault is not None:
             # The words may quote a file, which the user's rules may forbid to read.
             refusal = self._permissions.refusal_to_read(plan)
             words = plan.fault if refusal is None else refusal.words
             await self._answer(opened, Outcome(text=words, is_error=True))
             return None
-        plan = await self._permissions.complete(opened.call, plan)
         match await self._permissions.judge(opened.ref, opened.call, plan):
             case Allow(why=why):
                 return replace(opened, plan=plan, why=why)
