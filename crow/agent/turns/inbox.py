@@ -1,8 +1,8 @@
 """Tells a session's model which subagents and commands have ended in the background.
 
-ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. The news
-waits in the session's inbox in the store. If a turn is running, the model is told before its next request; otherwise,
-it is told in the next turn.
+ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. Instead, the
+news waits in the session's inbox in the store. If a turn is running, the model is told before its next request;
+otherwise, it is told in the next turn.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class _Ended:
     """Something that ended in the background."""
 
     message_id: str
+    """The id in the inbox: `WAKE` and the id of the call that started the work."""
     text: str
-    """What the model gets."""
+    """Tells the model how the work ended."""
     remark: str = ""
-    """Tells the user that the model was told. May be empty."""
+    """Tells the user that the model was told. If empty, the user is not told."""
     is_known: Callable[[], bool] = lambda: False
     """Called before the model is told. If it returns true, the model already knows and is not told again."""
 
@@ -66,6 +67,7 @@ class Inbox:
         self._tasks = tasks
         self._has_turn = has_turn
         self._watching: list[anyio.CancelScope] = []
+        """One scope for each command in the background. Cancelling it ends the watching, not the command."""
         self._ended = [_waiting_end(each) for each in waiting]
 
     @property

@@ -1,4 +1,4 @@
-"""What the model is told before its next request, besides the results of its calls."""
+"""Tells the model what is new before each request, besides the results of its calls."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class WaitingNews(Protocol):
 class News:
     """Tells the model of one turn what has happened since its last request.
 
-    That is: prompts that the user added to the turn, what has ended in the background, facts that have changed, and
-    that the model repeats itself.
+    There are four kinds of news: prompts that the user added to the turn, work in the background that has ended, facts
+    that have changed (such as the mode), and a warning if the model repeats the same call.
     """
 
     def __init__(self, branch: Branch, briefing: Briefing, inbox: WaitingNews | None) -> None:
@@ -112,11 +112,13 @@ class _Repetition:
 
     def __init__(self) -> None:
         self.count = 0
-        """The number of steps with the most repeated call of the last step."""
+        """Of the calls in the last step, the one that was repeated most was made in this many steps."""
         self.name = ""
         """The tool of that call."""
         self._known: set[_Fingerprint] = set()
+        """All calls of the turn."""
         self._times: Counter[_Fingerprint] = Counter()
+        """In how many steps each call was made since a step last gave a new result."""
 
     def add(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> None:
         """Add a step's calls and results."""

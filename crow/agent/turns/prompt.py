@@ -28,9 +28,12 @@ from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
 _GIT_FILE_BYTES = 4_096
+"""Of a file in `.git`, at most this many bytes are read."""
 _GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
 _SERVER_CHARS = 400
+"""The most characters of a server's error message that the model gets."""
 _NAMES_SHOWN = 5
+"""The user is told at most this many names of new, missing or changed tools."""
 _SHELL = "bash" if SYSTEM_PROGRAMS.find("bash") else "sh"
 
 _PROMPTS = Path(__file__).parent.with_name("prompts")
@@ -190,6 +193,8 @@ def without_tags(text: str) -> str:
 
 
 def _sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the texts of the sections in a system message or a reminder, by name. Sections that are not in `text` are
+    absent."""
     found = {}
     for name in names:
         start = text.find(f"<{name}>\n")
