@@ -54,12 +54,14 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 _ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
+"""Tools that subagents do not get."""
 _CALL_TOOL = "call_tool"
 _FINDING = frozenset({"find_tools", _CALL_TOOL})
 """The tools that find and call deferred tools."""
 
 _NO_TOOLS = "There are no tools in this conversation. Answer without them."
 _NAMES_TOLD = 50
+"""An error names at most this many tools."""
 _TASKS_PER_TURN = 50
 _SLOTS = FairLimiter(32, each=8)
 """Limits how many subagents run at the same time: one limit is for the whole process, the other for each session. A
@@ -69,9 +71,13 @@ _MAX_BACKGROUND = 8
 """At most this many subagents of a session work in the background at the same time."""
 
 _RENEW_S = 20.0
+"""The lease of a subagent in the background is renewed at this interval, in seconds."""
 _PROGRESS_EVERY_S = 0.1
+"""The progress of a call is shown at most once in this many seconds, except when the subagent calls a tool."""
 _PROGRESS_CHARS = 2_000
+"""The progress of a call shows at most this many characters, the newest."""
 _END_S = 5.0
+"""Each message about the end of a subagent may take the client this many seconds."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +87,7 @@ class RunningTask:
     branch: Branch
     kind: Speciality
     is_background: bool = False
+    """Whether the turn that gave the task goes on without waiting for it."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Cancelling it ends the subagent's work, but not the turn that ordered it."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -231,6 +238,7 @@ class Subagents:
             await self.adapters.store.renew_lease(task_id)
 
     async def _forget(self, running: RunningTask, client: _SubagentClient) -> None:
+        """Count the usage of a task, and remove everything that the session knows of it."""
         client.close()
         self.log.forget(client.answers)
         await self._count(running.branch)
@@ -283,7 +291,7 @@ class Subagents:
         own = Speciality.stored(self.parent.row.config)
         deferred = toolbox.deferred()
         allowed = _allowed_specs(kind.specs(own.specs((*toolbox.specs(), *deferred))), task.tools)
-        if _CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # it stands for all tools that it can call
+        if _CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # `call_tool` stands for all deferred tools
             allowed = (*allowed, *own.specs(deferred)) if deferred else allowed
         return ToolSubset(toolbox, allowed)
 
@@ -434,17 +442,23 @@ class _SubagentClient:
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput | None) -> None:
         self.answers: list[int] = []
+        """The entry ids of the subagent's answers in this run."""
         self.branch: Branch | None = None
+        """The subagent's branch. None until it is open."""
         self.end = TurnEnd(stop="cancelled")
         """How the work ended. Until it has ended, how a cancellation would end it."""
         self.has_ended = False
         self.message_id = new_message_id()
+        """The message id of the subagent's prompt."""
         self._client = client
         self._log = log
         self._on_output = on_output
         self._lines: list[str] = []
+        """The progress so far: a line for each call, and the text before it."""
         self._text = ""
+        """The text since the last call."""
         self._answer = ""
+        """The text of the subagent's newest answer, which is its result when it ends."""
         self._shown_at = 0.0
 
     @property
@@ -596,7 +610,9 @@ class _ShownSubagentClient(_SubagentClient):
         self._is_background = is_background
         self._call_id = call_id
         self._session: Client | None = None
+        """The editor's session for the subagent. None until the subagent was announced."""
         self._asking = 0
+        """How many questions to the user are open."""
 
     @property
     def takes_notices(self) -> bool:
