@@ -5,9 +5,10 @@ This is a patience diff. difflib takes quadratic time, which is too long for the
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple
@@ -33,7 +34,7 @@ class DiffHunk:
 
 def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
     """Return the regions in which `new` differs from `old`, each with three lines of context."""
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    before, after = _lines(old), _lines(new)
     spans: list[tuple[int, int, int, int]] = []
     i = k = 0
     for at, new_at, size in [*equal_lines(before, after), (len(before), len(after), 0)]:
@@ -50,6 +51,12 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
         DiffHunk(start + 1, new_start + 1, "".join(before[start:end]), "".join(after[new_start:new_end]))
         for start, end, new_start, new_end in spans
     )
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text with their ends. Only a newline ends a line, as in editors: `str.splitlines` also
+    splits at form feeds and at other characters that may stand within a line."""
+    return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
 def equal_lines(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
@@ -109,23 +116,24 @@ class DiffLine(NamedTuple):
 
 
 def diff_lines(old: str, new: str) -> list[DiffLine]:
-    """Return the lines of a unified diff from `old` to `new`. The list is empty if both texts have the same lines."""
+    """Return the lines of a unified diff from `old` to `new`. The list is empty if both texts are equal. If only the
+    end of a line has changed, the line is removed and added."""
     lines: list[DiffLine] = []
     for hunk in changed_regions(old, new):
-        before, after = hunk.old_text.splitlines(), hunk.new_text.splitlines()
+        before, after = _lines(hunk.old_text), _lines(hunk.new_text)
         place = f"-{hunk.old_line},{len(before)} +{hunk.new_line},{len(after)}"
         lines.append(DiffLine("@", f"@@ {place} @@"))
         i = k = 0
         for at, new_at, size in [*equal_lines(before, after), (len(before), len(after), 0)]:
             lines += _replaced(before[i:at], after[k:new_at])
-            lines += (DiffLine(" ", line) for line in before[at : at + size])
+            lines += _marked(" ", before[at : at + size])
             i, k = at + size, new_at + size
     return lines
 
 
 def diff_text(old: str, new: str) -> str:
-    """Return a unified diff from `old` to `new`, without the names of files. The result is empty if both texts have the
-    same lines."""
+    """Return a unified diff from `old` to `new`, without the names of files. The result is empty if both texts are
+    equal."""
     return "\n".join(line.text if line.mark == "@" else line.mark + line.text for line in diff_lines(old, new))
 
 
@@ -138,7 +146,11 @@ def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]
         blocks = [(block.a, block.b, block.size) for block in matcher.get_matching_blocks()]
     i = k = 0
     for at, new_at, size in blocks:
-        yield from (DiffLine("-", line) for line in before[i:at])
-        yield from (DiffLine("+", line) for line in after[k:new_at])
-        yield from (DiffLine(" ", line) for line in before[at : at + size])
+        yield from _marked("-", before[i:at])
+        yield from _marked("+", after[k:new_at])
+        yield from _marked(" ", before[at : at + size])
         i, k = at + size, new_at + size
+
+
+def _marked(mark: Literal[" ", "-", "+"], lines: Iterable[str]) -> Iterator[DiffLine]:
+    return (DiffLine(mark, line.removesuffix("\n").removesuffix("\r")) for line in lines)

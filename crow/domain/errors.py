@@ -220,8 +220,11 @@ NO_MEMORY = "The system gives crow no more memory or threads. End other programs
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether `error` says that there is no memory left. Python raises such errors in several forms."""
+    """Return whether `error` says that there is no memory left. Python raises such errors in several forms, and a task
+    group wraps them."""
     match error:
+        case BaseExceptionGroup(exceptions=wrapped):
+            return any(map(lacks_memory, wrapped))
         case MemoryError():
             return True
         case OSError(errno=number):  # OpenSSL says it only in words

@@ -244,7 +244,7 @@ class SessionOpener:
             self._sessions.store.principal,
             request.cwd,
             request.directories,
-            place=self._host.dependencies.workspace,
+            open_workspace=self._host.dependencies.workspace,
             rules=lambda: self._host.adapters.settings().rules,
         )
 

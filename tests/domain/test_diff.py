@@ -21,6 +21,17 @@ def test_two_distant_changes_give_two_regions_with_line_numbers() -> None:
     assert (second.new_line, second.new_text) == (87, "87\n88\n89\n91\n92\n93\n")
 
 
+def test_only_a_newline_ends_a_line() -> None:
+    (region,) = changed_regions("a\f1\u2028\nb\nc\nd\ne\nf\n", "a\f1\u2028\nb\nc\nd\ne\nF\n")
+    assert (region.old_line, region.new_line) == (3, 3)
+    assert diff_text("a\fb\n", "a\fc\n") == "@@ -1,1 +1,1 @@\n-a\fb\n+a\fc"
+
+
+def test_a_changed_line_end_is_a_change() -> None:
+    assert diff_text("a\r\nb\r\n", "a\r\nb\n") == "@@ -1,2 +1,2 @@\n a\n-b\n+b"
+    assert diff_text("a", "a\n") == "@@ -1,1 +1,1 @@\n-a\n+a"
+
+
 def test_equal_texts_have_no_regions() -> None:
     assert changed_regions("a\nb\n", "a\nb\n") == ()
 

@@ -24,6 +24,8 @@ from crow.domain.errors import lacks_memory
         (ImportError("No module named 'x'"), False),
         (SystemError("error return without exception set"), True),
         (SystemError("bad argument to internal function"), False),
+        (ExceptionGroup("a task group", [ValueError("x"), ExceptionGroup("another", [MemoryError()])]), True),
+        (ExceptionGroup("a task group", [ValueError("x")]), False),
     ],
 )
 def test_a_lack_of_memory_is_recognised_in_each_form(error: Exception, is_lack: bool) -> None:

@@ -236,6 +236,9 @@ async def test_a_denied_file_is_read_by_no_way(
         *(("grep", {"path": path, "pattern": "KEY"}) for path in (".", "conf", "plain.txt", "conf/.env", ".env")),
         *(("list_files", {"path": path}) for path in (".", "conf")),
         *(("skill", {"name": name}) for name in ("nest", "one")),
+        # the error of an edit that finds no place quotes the file
+        ("edit_file", {"path": "plain.txt", "old_text": "name: nest\ndescription: none", "new_text": ""}),
+        ("edit_file", {"path": "conf/real", "old_text": "KEY=SECRET-0124", "new_text": ""}),
         ("read_file", {"path": "conf/real"}),
     ]
     endpoint.script(fake.calls(*steps), fake.text("ok"))

@@ -79,7 +79,6 @@ def read_commands(line: str) -> CommandList:
     return found
 
 
-_SPACE = " \t"
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 _BACKQUOTED = re.compile(r"`((?:[^`\\]|\\.)*)`?", re.DOTALL)
@@ -95,19 +94,21 @@ _KEYWORDS = frozenset(
 
 
 class _LineReader:
-    """Splits one text into commands and adds them to `found`. Each substitution gets a reader of its own."""
+    """Splits one text into commands and adds them to `found`. Each substitution gets a reader of its own.
+
+    Characters become pieces, pieces a word (`_end_word`), and words a command (`_end_command`)."""
 
     def __init__(self, text: str, found: CommandList, depth: int) -> None:
         self._text = text
         self._found = found
         self._depth = depth
-        self._at = 0
-        self._words: list[str] = []
-        self._pieces: list[str] | None = None
-        self._drops_word = False
-        self._has_brace = False
-        self._here: list[tuple[str, bool, bool]] = []
-        self._tries = 0
+        self._at = 0  # the index of the next character
+        self._words: list[str] = []  # the finished words of the current command
+        self._pieces: list[str] | None = None  # the parts of the current word, or None between two words
+        self._drops_word = False  # whether the next word is the target of a redirection
+        self._has_brace = False  # whether the current word has a `{` outside of quotes
+        self._here: list[tuple[str, bool, bool]] = []  # here-documents of this line: mark, may_indent, is_expanded
+        self._tries = 0  # see `_MAX_TRIES`
 
     def read(self) -> None:
         """Read the whole text."""
@@ -120,7 +121,7 @@ class _LineReader:
 
     def _read_next(self, char: str) -> None:
         rest_at = self._at + 1
-        if char in _SPACE:
+        if char in " \t":
             self._end_word()
             self._at = rest_at
         elif char == "\\":
@@ -357,18 +358,16 @@ class _LineReader:
         self._end_word()
         self._drops_word = False
         words, self._words = tuple(self._words), []
-        if words:
-            _add_command(words, self._found, self._depth)
+        _add_command(words, self._found, self._depth)
 
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "rbash", "csh", "tcsh"))
 WRAPPERS: Mapping[str, tuple[str, int]] = {
-    "builtin": ("", 0),
-    "busybox": ("", 0),
+    **dict.fromkeys(("builtin", "busybox", "command", "nohup", "pkexec", "prlimit"), ("", 0)),
+    **dict.fromkeys(("setpriv", "setsid", "unbuffer"), ("", 0)),
+    **dict.fromkeys(("chroot", "setarch", "taskset"), ("", 1)),
     "caffeinate": ("tw", 0),
-    "chroot": ("", 1),
     "chrt": ("TPD", 1),
-    "command": ("", 0),
     "doas": ("uC", 0),
     "env": ("uCS", 0),
     "exec": ("a", 0),
@@ -376,26 +375,18 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "ionice": ("cn", 0),
     "ltrace": ("oeupn", 0),
     "nice": ("n", 0),
-    "nohup": ("", 0),
     "parallel": ("jINPaS", 0),
-    "pkexec": ("", 0),
-    "prlimit": ("", 0),
     "rlwrap": ("", 0),
     "runuser": ("ugGcs", 0),
     "script": ("cEIOBTm", 0),
-    "setarch": ("", 1),
-    "setpriv": ("", 0),
-    "setsid": ("", 0),
     "ssh": ("oFEiJlLRDpbBcImOQSwW", 1),
     "stdbuf": ("ioe", 0),
     "strace": ("oeupEasPSUbX", 0),
     "su": ("cgGsw", 0),
     "sudo": ("uCDgRrTtUph", 0),
     "systemd-run": ("pEtuMH", 0),
-    "taskset": ("", 1),
     "time": ("fo", 0),
     "timeout": ("ks", 1),
-    "unbuffer": ("", 0),
     "unshare": ("SGRwm", 0),
     "nsenter": ("tSG", 0),
     "watch": ("n", 0),
@@ -410,10 +401,22 @@ RUNNERS = frozenset(
         *("watchexec", "nodemon", "hyperfine", "fakeroot", "gosu", "su-exec", "tini", "dumb-init", "valgrind", "perf"),
         *("faketime", "runcon", "sg", "cgexec", "numactl", "eatmydata", "bwrap", "proxychains", "proxychains4"),
         *("torsocks", "sshpass", "tmux", "screen", "start-stop-daemon", "adb", "dbus-run-session", "xvfb-run"),
+        *("linux32", "linux64", "chronic", "chpst", "envdir", "softlimit", "setuidgid", "uftrace", "toybox"),
+        *("gchroot", "genv", "gnice", "gnohup", "gstdbuf", "gtimeout", "gxargs"),
     )
 )
-"""More programs that run another program. Their command lines vary too much for `WRAPPERS`."""
-_FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
+"""More programs that run another program. Their command lines vary too much for `WRAPPERS`, or they are programs of GNU
+under the names that they have on macOS."""
+_FIND_RUNS = {
+    **dict.fromkeys(("find", "gfind"), frozenset(("-exec", "-execdir", "-ok", "-okdir"))),
+    **dict.fromkeys(("fd", "fdfind"), frozenset(("-x", "-X", "--exec", "--exec-batch"))),
+}
+"""Programs that find files and may run another program for them. Each maps to the options that the other program
+follows."""
+_REPLACES = re.compile(r"^(?:-[IJ] |-[IiJ]|--replace=)(\S+)")
+"""Matches the option of `xargs` that says what is replaced, with the word after it."""
+_PLACEHOLDER = re.compile(r"\{[^{} ]*\}")
+"""Matches what `find`, `xargs` and others replace with a file name or a part of their input, such as `{}` or `{.}`."""
 
 
 def program_of(word: str) -> str:
@@ -449,14 +452,13 @@ def _add_command(words: Words, found: CommandList, depth: int) -> None:
     elif program == "eval":
         _add_text(" ".join(words[1:]), found, depth)
     elif program == "trap":
-        for word in words[1:]:
-            if word not in ("-", "--"):
-                _add_text(word, found, depth)
+        for text in (word for word in words[1:] if word not in ("-", "--")):
+            _add_text(text, found, depth)
     elif program in ("source", "."):
-        if any(map(_may_be_input, words[1:])):
-            found.is_clear = False
+        found.is_clear &= not any(map(_may_be_input, words[1:]))
     elif program in WRAPPERS or program in RUNNERS or (words[1:2] and words[1] in ("run", "exec", "dlx")):
-        more = (_MANY,) if program in ("xargs", "parallel") else ()
+        takes_input = program in ("xargs", "gxargs", "parallel")
+        words, first, more = (*_with_input(words), (_MANY,)) if takes_input else (words, len(words), ())
         for at in range(1, len(words)):
             if len(found.commands) > _MAX_COMMANDS:
                 found.is_clear = False
@@ -464,18 +466,31 @@ def _add_command(words: Words, found: CommandList, depth: int) -> None:
             _add_joined(words[at : at + _MAX_WORDS], found, depth)
             if any(char in words[at] for char in " \t\n;|&"):
                 _add_text(words[at].partition("=")[2] if words[at].startswith("-") else words[at], found, depth)
-            elif not words[at].startswith("-"):
+            elif not words[at].startswith("-") and (at <= first or _ONE not in words[at]):
                 inner = (*_without_assignments(words[at : at + _MAX_WORDS]), *more) or words
                 found.commands.append(inner)
-                if program_of(inner[0]) in ("eval", "find", *SHELLS):
+                if program_of(inner[0]) in ("eval", *_FIND_RUNS, *SHELLS):
                     _add_command(inner, found, depth + 1)
-    elif program == "find":
+    elif program in _FIND_RUNS:
         for at, word in enumerate(words[:-1]):
             if len(found.commands) > _MAX_COMMANDS:
                 found.is_clear = False
                 return
-            if word in _FIND_RUNS:
-                _add_command((*words[at + 1 : at + _MAX_WORDS], _MANY), found, depth + 1)
+            if word in _FIND_RUNS[program]:
+                run = (_PLACEHOLDER.sub(_ONE, each) for each in words[at + 1 : at + _MAX_WORDS])
+                _add_command((*run, _MANY), found, depth + 1)
+
+
+def _with_input(words: Words) -> tuple[Words, int]:
+    """Return the words of `xargs` or `parallel`, with unknown text in place of what the program replaces, and the index
+    of the other program. What follows `:::` is input of `parallel`, so it is left out."""
+    words = words[: next((at for at, word in enumerate(words) if word.startswith(":::")), len(words))]
+    mark, first = "{}", 1
+    while first < len(words) and words[first].startswith("-"):
+        mark = "".join(_REPLACES.findall(" ".join(words[first : first + 2]))) or mark
+        first += 2 if words[first][1:] in (*WRAPPERS["xargs"][0], *WRAPPERS["parallel"][0]) else 1
+    unknown = (word if word.startswith("-") else word.replace(mark, _ONE) for word in words)
+    return tuple(_PLACEHOLDER.sub(_ONE, word) for word in unknown), first
 
 
 def _add_joined(words: Words, found: CommandList, depth: int) -> None:
@@ -562,11 +577,11 @@ SUBCOMMANDS: Mapping[str, frozenset[str]] = {
     "gh": frozenset(("-R", "--repo")),
     "go": frozenset(("-C",)),
     **dict.fromkeys(
-        ("apt", "apt-get", "aws", "az", "brew", "bundle", "conda", "dnf", "gcloud", "gem", "hg", "jj", "pip", "pip3"),
+        (
+            *("apt", "apt-get", "aws", "az", "brew", "bundle", "conda", "dnf", "gcloud", "gem", "hg", "jj", "pip"),
+            *("pip3", "poetry", "rustup", "snap", "svn", "systemctl", "terraform", "twine", "uv", "yum"),
+        ),
         frozenset[str](),
-    ),
-    **dict.fromkeys(
-        ("poetry", "rustup", "snap", "svn", "systemctl", "terraform", "twine", "uv", "yum"), frozenset[str]()
     ),
 }
 """Programs whose first operand is a subcommand. Each maps to the options that may come before the subcommand and take
@@ -678,7 +693,6 @@ def _match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
             is_value = before.startswith("-") and "=" not in before and before not in values and at > 2
             if not is_value or is_unknown:
                 return "maybe" if is_unknown else "no"
-            is_first = True
         else:
             is_first = False
     if not left:

@@ -27,8 +27,8 @@ def decide_about_host(
     planned call, about which the user can be asked. If something may be changed with the credential, one question is
     enough for both.
 
-    Rules about hosts come first. A rule that lets the command run with full access also lets it reach hosts. Nobody is
-    asked about a literal address: only a rule of the user can name it.
+    Rules about hosts come first. A rule that lets the command run with full access also lets it reach hosts. The user
+    is never asked about an IP address in place of a name: only a rule of the user can allow it.
     """
     asked = _plan_of_host(call, host, siblings_at(call, host, mode, rules), use)
     decision = decide(NETWORK, asked, mode, rules)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import anyio
 import anyio.to_thread
 
 from crow.agent import Client, PermissionQuestion
@@ -84,6 +85,8 @@ _CHANGES_REJECTED = (
 )
 
 
+_FAULT_NOT_SHOWN = "This call cannot run. The reason is not shown, because it may quote a file of the call."
+
 _HOST_REJECTED = "the user did not allow it; do not try it again unasked"
 _HOST_IN_BACKGROUND = (
     "nobody is asked for a command in the background; run a command that reaches the host in the foreground first, so "
@@ -126,7 +129,7 @@ class Permissions:
         workspace: Workspace,
         *,
         limit: str = "",
-        whole: Permissions | None = None,
+        session: Permissions | None = None,
     ) -> None:
         self._branch = branch
         self._client = client
@@ -134,11 +137,15 @@ class Permissions:
         self.rules: tuple[PermissionRule, ...] = ()
         """The rules of the user's file."""
         self._limit = limit
-        self._whole = whole or self
-        self.reviews: dict[str, _Review] = {} if whole is None else whole.reviews
+        """A mode: no more is allowed than in this one. Empty if only the mode of the session counts."""
+        self._session = session or self
+        """The permissions of the session, which have the rules of the user's file. For a session, this object."""
+        self.storing: anyio.Lock = anyio.Lock(fast_acquire=True) if session is None else session.storing
+        """Held while rules are added to the session. Several subagents may get answers at the same time."""
+        self.reviews: dict[str, _Review] = {} if session is None else session.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
         self.hosts: dict[str, Callable[[Host, Use | None], Awaitable[HostVerdict]]] = (
-            {} if whole is None else whole.hosts
+            {} if session is None else session.hosts
         )
         """For each running call, decides whether its command may reach a host, and use a credential there."""
 
@@ -146,11 +153,11 @@ class Permissions:
         """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
         rules also change the returned permissions."""
         limit = narrower_mode(self._limit, mode) if self._limit else mode
-        return Permissions(self._branch, self._client, self._workspace, limit=limit, whole=self._whole)
+        return Permissions(self._branch, self._client, self._workspace, limit=limit, session=self._session)
 
     def asking(self, client: Client) -> Permissions:
         """Return the same permissions, but ask this client."""
-        return Permissions(self._branch, client, self._workspace, limit=self._limit, whole=self._whole)
+        return Permissions(self._branch, client, self._workspace, limit=self._limit, session=self._session)
 
     @property
     def _mode(self) -> str:
@@ -165,13 +172,15 @@ class Permissions:
     def may_read(self) -> Callable[[Path], bool]:
         """Return a function that takes the path of a file in the workspace. It returns whether crow may give this file
         to the model without a tool call. It reads the disk, so call it in a thread."""
-        return partial(may_attach, workspace=self._workspace, rules=current_rules(self._whole.rules, self._branch.row))
+        return partial(
+            may_attach, workspace=self._workspace, rules=current_rules(self._session.rules, self._branch.row)
+        )
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
         """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
         that the rules hide from a search or a confined command, and the rules for redirects."""
         name = plan.coverage.rule_tool or call.name
-        rules = current_rules(self._whole.rules, self._branch.row)
+        rules = current_rules(self._session.rules, self._branch.row)
         if plan.parts:
             parts = tuple([await self.complete(call, part) for part in plan.parts])
             return replace(plan, parts=parts, excluded=excluded_paths(name, rules))
@@ -201,7 +210,7 @@ class Permissions:
 
     async def decide_host(self, command: PlannedCall, host: Host, use: Use | None = None) -> HostVerdict:
         """See :class:`crow.tools.ChangeReviewer`."""
-        rules = current_rules(self._whole.rules, self._branch.row)
+        rules = current_rules(self._session.rules, self._branch.row)
         is_bounded = self._workspace.is_bounded
         decision, _ = decide_about_host("shell", command, host, self._mode, rules, use=use, is_bounded=is_bounded)
         match decision:
@@ -218,7 +227,7 @@ class Permissions:
         """Decide whether the command of a call may reach a host, and use a credential there. Return None if the user
         cancelled the turn instead of answering."""
         row, is_bounded = self._branch.row, self._workspace.is_bounded
-        rules = current_rules(self._whole.rules, row)
+        rules = current_rules(self._session.rules, row)
         decision, asked = decide_about_host(call.name, plan, host, self._mode, rules, use=use, is_bounded=is_bounded)
         also: tuple[Host, ...] = ()
         if isinstance(decision, Ask):
@@ -242,33 +251,36 @@ class Permissions:
         may run."""
         row = self._branch.row
         plan = await self.complete(call, plan)
-        rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
+        rules, is_bounded = current_rules(self._session.rules, row), self._workspace.is_bounded
         decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return decision.words if isinstance(decision, Refuse) else ""
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. Return None if the user cancelled the turn instead of answering."""
         row = self._branch.row
-        rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
+        rules, is_bounded = current_rules(self._session.rules, row), self._workspace.is_bounded
         decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     def refusal_of_changes(self, plan: PlannedCall) -> str:
         """Return why a deny rule forbids what a command has changed. Return an empty string if none does."""
-        refusal = refusal_of_changes(plan, current_rules(self._whole.rules, self._branch.row))
+        refusal = refusal_of_changes(plan, current_rules(self._session.rules, self._branch.row))
         return "" if refusal is None else refusal.words
 
     def refusal_to_read(self, plan: PlannedCall) -> Refuse | None:
-        """Return the refusal if the user's rules forbid to read one of the files that a call touches, else None."""
-        rules = current_rules(self._whole.rules, self._branch.row)
+        """Return the refusal if the user's rules forbid, or may forbid, to read one of the files that a call touches.
+        Return None otherwise. `plan` comes from `complete`."""
+        rules = current_rules(self._session.rules, self._branch.row)
         for part in plan.each:
             if part.touched.rule_paths:
                 reading = replace(
                     part, access="read", parts=(), coverage=replace(part.coverage, rule_tool=None, like=())
                 )
-                decision = decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded)
-                if isinstance(decision, Refuse):
-                    return decision
+                match decide("read_file", reading, self._mode, rules, is_bounded=self._workspace.is_bounded):
+                    case Refuse() as refusal:
+                        return refusal
+                    case Ask(doubtful=PermissionRule() as rule):
+                        return Refuse(words=f"{_FAULT_NOT_SHOWN} {doubt(rule)}")
         return None
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
@@ -333,14 +345,21 @@ class Permissions:
             rules = rules_for_hosts(registries.hosts, cwd)
         elif (has_rule and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
-        known = self._branch.row.permissions
-        # A rule with a fingerprint replaces the answer about the tool as it was before.
-        known = tuple(value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules))
-        new = [stored for rule in rules if (stored := rule.as_json()) not in known]
-        if new:
-            await self._branch.change(SessionChanges(permissions=(*known, *new)))
+        await self._store_rules(rules)
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         if plan.changed and plan.access == "execute" and answer.startswith("reject"):
             return Refuse(words=_CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))
+
+    async def _store_rules(self, rules: Sequence[PermissionRule]) -> None:
+        """Add rules to those of the session."""
+        async with self.storing:
+            known = self._branch.row.permissions
+            # A rule with a fingerprint replaces the answer about the tool as it was before.
+            known = tuple(
+                value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules)
+            )
+            new = [stored for rule in rules if (stored := rule.as_json()) not in known]
+            if new:
+                await self._branch.change(SessionChanges(permissions=(*known, *new)))

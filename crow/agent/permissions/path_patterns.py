@@ -15,7 +15,7 @@ def is_absolute(pattern: str) -> bool:
 
 
 def names_path(pattern: str, paths: Iterable[str], *, ignore_case: bool = False) -> bool:
-    """Return whether a glob matches one of the names of a file."""
+    """Return whether a glob matches one of `paths`, which are names of one file. `path_matcher` explains globs."""
     matcher = path_matcher(pattern, ignore_case=ignore_case)
     return any(matcher.fullmatch(normalize("NFC", path)) for path in paths)
 

@@ -74,7 +74,7 @@ class PermissionRule:
     is_users: bool = False
     """The rule comes from the user's file and not from the session."""
     access: CommandAccess | None = None
-    """Limits what an allowed command may do. None means no limit."""
+    """The most access with which the rule allows a command. None means any access."""
     cwd: str | None = None
     """The only directory in which an allow rule of a session applies. None in rules of the user's file, and in rules
     that an older version of crow stored."""
@@ -83,7 +83,7 @@ class PermissionRule:
     definition: str = ""
     """The title, description and schema of that tool."""
     is_typed: bool = False
-    """The user typed the rule, so it covers tools by their names alone."""
+    """The user typed the rule. So it covers an MCP tool by its name, also after its server has changed the tool."""
 
     def as_json(self) -> JsonObject:
         """Return the rule as it is stored in the session's row."""
@@ -163,7 +163,7 @@ class Allow:
     """The decision that the call may run."""
 
     why: str
-    """Stored with the call."""
+    """The reason in words, which is stored with the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ def decide(
                     return Refuse(words=_denial(rule, name))
                 case "maybe":
                     doubtful = doubtful or rule
-    covering = _are_covering(name, call, rules)
-    users = _are_covering(name, call, [rule for rule in rules if rule.is_users])
+    covering = _do_rules_allow(name, call, rules)
+    users = _do_rules_allow(name, call, [rule for rule in rules if rule.is_users])
     is_read_command = call.access == "execute" and call.command_access == "read"
     if is_bounded and not users:
         if call.touched.is_outside:
@@ -255,9 +255,9 @@ def _decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequen
     if mode in ("accept-edits", "auto"):
         return Allow(why=f"mode {mode}")
     users = [rule for rule in rules if rule.is_users]
-    if _are_covering(name, call, users) or _covers_changes(call, users):
+    if _do_rules_allow(name, call, users) or _covers_changes(call, users):
         return Allow(why="allowed by the user's rules")
-    if _are_covering(name, call, rules) or _covers_changes(call, rules):
+    if _do_rules_allow(name, call, rules) or _covers_changes(call, rules):
         return Allow(why="always allowed by the user in this session")
     return Ask()
 
@@ -311,8 +311,8 @@ def _together(parts: Sequence[PlannedCall], decisions: Sequence[Decision]) -> De
     return Ask(doubtful=doubtful, parts=tuple(asked)) if asked else Allow(why="; ".join(dict.fromkeys(reasons)))
 
 
-def _are_covering(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
-    """Return whether the allow rules among these cover a call without parts."""
+def _do_rules_allow(name: str, call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
+    """Return whether the allow rules in `rules` cover a call without parts."""
 
     def is_allowed(tool: str) -> bool:
         return any(rule.allows(tool, call) for rule in rules)

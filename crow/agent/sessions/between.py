@@ -1,4 +1,4 @@
-"""What runs between two turns of a session: writing a summary in advance, and a title."""
+"""Writes a title, and a summary in advance, while no turn of a session runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ changed. If so, crow stops writing. Another process writes a summary only after 
 `Conversation.rest_s` seconds, which is much longer than this interval. So two processes never write a summary of one
 session at once."""
 
-_Place: TypeAlias = tuple[int | None, str]
+_Position: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
 
 
@@ -43,10 +43,12 @@ class BetweenTurns:
         """The compactor of the last turn. None if a fallback model has answered in that turn."""
         self._preparation: BackgroundTask | None = None
         self._prepared: PreparedCheckpoint | None = None
-        self._attempted_at: _Place | None = None
+        """The summary that was written in advance. A running turn has it instead."""
+        self._attempted_at: _Position | None = None
+        """Where the session stood when a summary was last written in advance."""
         self._next_attempt = 0
-        """A context size in tokens. While the checkpoint and the endpoint are still those in `_attempted_at`, crow
-        writes no further summary between turns until the context has reached this size."""
+        """A context size in tokens. While the session stands at `_attempted_at`, crow writes no further summary between
+        turns until the context has reached this size."""
 
     def begin_turn(self, compactor: Compactor) -> None:
         """Give the summary that was written in advance to the compactor of a turn that begins."""
@@ -69,26 +71,26 @@ class BetweenTurns:
         if compactor is None or level is None or self._budget.is_spent():
             return
         used, checkpoint = compactor.gauge.used(), self._conversation.branch.projection.checkpoint
-        place: _Place = (None if checkpoint is None else checkpoint.id, compactor.gauge.info.endpoint)
+        position: _Position = (None if checkpoint is None else checkpoint.id, compactor.gauge.info.endpoint)
         # Wait until the context has grown. Otherwise a user who always answers quickly would pay for a summary in every
         # turn.
-        if used < level or (place == self._attempted_at and used < self._next_attempt):
+        if used < level or (position == self._attempted_at and used < self._next_attempt):
             return
         self._prepared = None
-        self._preparation = BackgroundTask(self._tasks, partial(self._prepare_checkpoint, compactor, place))
+        self._preparation = BackgroundTask(self._tasks, partial(self._prepare_checkpoint, compactor, position))
 
     def cancel_preparation(self) -> None:
         """Stop writing a summary. This does not wait until the request is closed."""
         if self._preparation is not None:
             self._preparation.cancel()
 
-    async def _prepare_checkpoint(self, compactor: Compactor, place: _Place) -> None:
+    async def _prepare_checkpoint(self, compactor: Compactor, position: _Position) -> None:
         model = self._conversation.branch.row.model
         await anyio.sleep(self._conversation.rest_s)
         try:
             if await self._has_changed(model):
                 return
-            self._attempted_at = place
+            self._attempted_at = position
             self._next_attempt = compactor.gauge.used() + compactor.gauge.limits().room // 10
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, model, tasks.cancel_scope)

@@ -23,8 +23,9 @@ class Claims:
         self._has_warned = False
         """Whether the client was shown the warning of the store."""
         self._notices: list[NoticeShown] = []
+        """Notices to show when the next turn begins."""
         self._remarks: list[str] = []
-        """Texts for the history, which wait for the next turn."""
+        """Texts to add to the history when the next turn begins."""
 
     def remark_later(self, notice: NoticeShown) -> None:
         """Add this notice to the history when the next turn begins. Call this if the editor shows no notices."""
@@ -66,7 +67,7 @@ class Claims:
                     await self._put_in_inbox(prompt)
                 else:
                     if moved:
-                        await self._conversation.publish_place(plan)
+                        await self._conversation.publish_position(plan)
                     if (row.model, row.config) != (branch.row.model, branch.row.config):  # changed by another process
                         await branch.publish(OptionsChanged())
                     return moved
@@ -99,8 +100,8 @@ class Claims:
             self._has_warned = True
             await branch.publish(NoticeShown(severity="warning", title=adapters.store.warning))
         # another process opened the session with other directories; this process keeps its own
-        if (branch.row.cwd, branch.row.additional_directories) != self._conversation.place:
-            cwd, directories = self._conversation.place
+        if (branch.row.cwd, branch.row.additional_directories) != self._conversation.directories:
+            cwd, directories = self._conversation.directories
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
         is_other_node = bool(adapters.node) and node_of(branch.row) != adapters.node
         if is_other_node and await self._conversation.files_elsewhere() is None:

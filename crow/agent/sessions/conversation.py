@@ -1,4 +1,4 @@
-"""What an open session, its turns and its commands work on: the branch, the client, the workspace."""
+"""The branch, the client and the workspace of an open session, which its turns and commands share."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ _RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
 `/retry`, change neither of the two."""
 _REST_S = 2.0
+"""The default of `Conversation.rest_s`."""
 _TELL_S = 2.0
+"""The end of a turn waits at most this many seconds for clients to be told the cost."""
 _SMALL_CHARS = 2_000
 """A prompt of at most this length fits into every context window."""
 
 
 class SessionFollower(Protocol):
-    """Takes over what other processes do with the session."""
+    """Follows a session in the store, and takes over the entries that other processes add to it."""
 
     async def until_free(self) -> None:
         """Wait until no other process runs a turn of the session, but only for a limited time. After that time, return
@@ -58,8 +60,8 @@ class Conversation:
         self.workspace = workspace
         self.branch = Branch(adapters.store, client, tail)
         self.window = ContextWindow(adapters.store, tail.row.id)
-        self.place = (tail.row.cwd, tail.row.additional_directories)
-        """The directories with which the session was opened."""
+        self.directories = (tail.row.cwd, tail.row.additional_directories)
+        """The working directory and the additional directories with which the session was opened."""
         self.rest_s = _REST_S
         """If no prompt arrives for this many seconds after a turn, crow may write a summary in advance."""
         self.follower: SessionFollower | None = None
@@ -87,7 +89,7 @@ class Conversation:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     async def move(self, to: int | None, reason: str) -> str:
-        """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry.
+        """Move the leaf (see :meth:`Branch.move`). Send the client the plan and the context size at the new leaf.
 
         Undo, redo and rewind also restore the model and the thought level that the session had at that entry. Return,
         in words for the user, which of them were restored, or an empty string.
@@ -96,7 +98,7 @@ class Conversation:
         plan, options = branch.projection.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
         await branch.move(to, reason)
         restored = await adopt_options(branch, options, self.adapters.models, keep=reason not in _RESTORING_MOVES)
-        await self.publish_place(plan)
+        await self.publish_position(plan)
         words = []
         if "model" in restored:
             words.append(f"The model is `{restored['model']}` again.")
@@ -104,7 +106,7 @@ class Conversation:
             words.append(f"The thought level is {restored['thought_level'] or 'the default of the endpoint'} again.")
         return " ".join(words)
 
-    async def publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
+    async def publish_position(self, known_plan: tuple[PlanItem, ...]) -> None:
         """Send the plan if it differs from `known_plan`. Then tell the client how full the context is."""
         if self.branch.projection.plan != known_plan:
             await self.branch.publish(PlanChanged(plan=self.branch.projection.plan))
@@ -143,7 +145,7 @@ class Conversation:
     async def files_elsewhere(self) -> FilesElsewhere | None:
         """Return an error if another machine has run the session and the session's directory does not exist on this
         machine. Otherwise return None."""
-        node, cwd = node_of(self.branch.row), self.place[0]
+        node, cwd = node_of(self.branch.row), self.directories[0]
         if not self.adapters.node or node in ("", self.adapters.node):
             return None
         return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)

@@ -1,4 +1,4 @@
-"""What crow does once: in each process, and in each directory that is new to its user."""
+"""Does what is due once in each process, or once in each directory that is new to its user."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from crow.tools import Workspace
 logger = logging.getLogger(__name__)
 
 _KNOWN_SESSIONS = 200
+"""So many of crow's sessions in a directory are compared with those that could be imported."""
 
 _OFFER_AFTER_S = 0.5
 """Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""
 
 
 class FirstUse:
-    """Does what is done once in a process, or once for each directory: warnings, and recovery after a kill."""
+    """Describes new directories, warns if commands are not confined, and tidies up after killed processes. Each process
+    has one instance."""
 
     def __init__(self) -> None:
         self._known_directories: set[tuple[str | None, str]] = set()
@@ -47,19 +49,20 @@ class FirstUse:
         cwd: str,
         directories: Sequence[str],
         *,
-        place: Callable[[str, Sequence[str]], Workspace],
+        open_workspace: Callable[[str, Sequence[str]], Workspace],
         rules: Callable[[], tuple[PermissionRule, ...]],
     ) -> WorkspaceContents | None:
         """Return a description of the directory `cwd`. Return None if the principal has already worked there,
-        or if this process has already described the directory for this principal. `place` returns a workspace with a
-        working directory and additional directories, and `rules` the user's rules."""
+        or if this process has already described the directory for this principal. The principal is the user of a
+        server, or None without one. `open_workspace` takes a working directory and additional directories; `rules`
+        returns the user's rules."""
         if (principal, cwd) in self._known_directories:
             return None
         self._known_directories.add((principal, cwd))
         paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
         if await store.is_known_directory(paths):
             return None
-        may_read = partial(may_attach, workspace=place(cwd, directories), rules=rules())
+        may_read = partial(may_attach, workspace=open_workspace(cwd, directories), rules=rules())
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def check(self, session: Session, client: Client, store: Store | None) -> None:

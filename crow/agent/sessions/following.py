@@ -30,7 +30,9 @@ _TRY_AGAIN_S = 1.0
 prompt's turn."""
 
 CATCH_UP_S = 5.0
+"""Whoever waits for entries of other processes waits at most this many seconds."""
 _PAUSE_S = 0.5
+"""If the store cannot be read, crow tries again after this many seconds."""
 
 
 class Follower:
@@ -48,17 +50,28 @@ class Follower:
         self._session = session
         self._feed = feed
         self._turn_number = 0
+        """The number of the newest turn of another process whose begin was published."""
         self._message_id: str | None = None
         """The message id of the prompt whose turn another process runs. None if no such turn runs."""
         self._read_to = 0
+        """The id of the newest entry that the store has reported."""
         self._seen = 0
+        """The id of the newest entry that is published, or that this process stored itself."""
         self._awaited = 0
+        """The highest entry id that a caller of `reached` has waited for."""
         self._held: list[Entry] = []
+        """Entries of another process that has taken over this process's turn. They are published when the turn here has
+        ended."""
         self._lost: int | None = None
+        """The `claimed_to` of the newest turn that this process has lost to another process."""
         self._cancelled_turn: int | None = None
+        """The number of the newest turn of this process that another process has cancelled."""
         self._is_free = True
+        """Whether a turn can be claimed now, as far as the store has reported."""
         self._news = anyio.Event()
+        """Set, and replaced by a new event, whenever the store has reported something."""
         self._wake = anyio.Event()
+        """Ends the pause of `_rest`."""
         session.branch.be_followed()
         session.branch.on_release = self._hurry
 
@@ -128,6 +141,7 @@ class Follower:
             await anyio.sleep(_PAUSE_S)
 
     def _hurry(self) -> None:
+        """Read the next report of the store at once."""
         self._wake.set()
 
     async def _rest(self, news: News) -> None:
@@ -150,6 +164,7 @@ class Follower:
                 await self._wake.wait()
 
     async def _take(self, news: News) -> None:
+        """Publish the entries of other processes in `news`, and everything else that has changed with them."""
         session, branch = self._session, self._session.branch
         plan = branch.projection.plan
         foreign = await branch.follow(news)
@@ -178,6 +193,8 @@ class Follower:
         self._news = anyio.Event()
 
     async def _note_state(self, news: News, *, is_own: bool) -> None:
+        """Note whether another process runs a turn. Cancel this process's turn if another process asked for it, and end
+        a turn whose process has died. `is_own` says whether this process runs a turn."""
         session = self._session
         self._is_free = not news.is_elsewhere or news.is_orphaned
         session.runs_elsewhere = news.is_elsewhere and not is_own
@@ -185,8 +202,10 @@ class Follower:
         if is_own and turn is not None and turn == session.branch.turn and turn != self._cancelled_turn:
             self._cancelled_turn = turn
             session.cancel()
-        is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
-        if (news.is_orphaned or is_lost) and not is_own and not session.queue:  # otherwise its next turn repairs it
+        # This process claimed or ended the turn, but got no confirmation from the store.
+        is_lost = news.row.state == "running" and not news.is_elsewhere
+        # If prompts wait, the next turn ends the dead one when it is claimed.
+        if (news.is_orphaned or is_lost) and not is_own and not session.queue:
             with suppress(StoreError):
                 await session.conversation.adapters.store.open_session(session.id)
 
@@ -202,6 +221,7 @@ class Follower:
             await publish(_ended(message_id, entry.body))
 
     def _growth(self, draft: Draft) -> tuple[Event, ...]:
+        """Return the events for the part of `draft` that has not been published yet."""
         return self._feed.growth(draft.message_id, text=draft.text, thought=draft.thought)
 
 

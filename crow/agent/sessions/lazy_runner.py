@@ -29,12 +29,12 @@ class LazyRunner:
     ) -> None:
         self.servers = tuple(servers)
         self.made: TurnRunner | None = None
-        """None until it is needed."""
+        """The runner, or None if nothing has needed one yet."""
         self.is_warm = False
         """Whether everything that a turn imports has been imported."""
         self._conversation = conversation
         self._ended_before = ended_before
-        """What ended in the background before the session was opened. The model is told in the next turn."""
+        """Texts about background work that ended before the session was opened. The next turn tells the model."""
         self._is_closing = False
         self._tools_wanted = anyio.Event()
 

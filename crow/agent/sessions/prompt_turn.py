@@ -25,6 +25,7 @@ _HEAD_START_S = 0.0005
 """When the user cancels a turn, crow starts to store the turn's end, waits this many seconds, and then cancels the
 running work. The wait lets the store begin first."""
 RENEW_S = 20.0
+"""The lease of a running turn is renewed at this interval, in seconds."""
 
 
 class PromptTurn:

@@ -20,6 +20,7 @@ from crow.store import Store
 logger = logging.getLogger(__name__)
 
 _READ_S = 2.0
+"""If reading the log takes longer than this many seconds, the turn gets no receipt."""
 
 
 class TurnReceipts:
@@ -30,10 +31,12 @@ class TurnReceipts:
         self._store = store
         self._subagents = subagents
         self._since = branch.leaf or 0
+        """The newest entry at the end of the last turn that ran calls. Subagents may have stored entries since."""
         self._began = self._since
+        """The newest entry when the turn began."""
 
     def begin(self) -> None:
-        """Remember where the turn begins."""
+        """Remember the newest entry, because the turn's own entries come after it."""
         self._began = self._branch.leaf or 0
 
     async def of_turn(self, settings: SessionSettings) -> tuple[NewEntry, ...]:

@@ -1,8 +1,8 @@
-"""The answers to prompts that a client repeats, for example after it has lost its connection.
+"""Answers prompts that a client repeats, for example after it has lost its connection.
 
-A repeated prompt has the name of an earlier one, and never runs. It gets the outcome of the first: from the queue of
-this process, as long as the first is there, or else from the store, because another process runs it or its turn is
-over.
+A repeated prompt has the name of an earlier one, and never runs. It gets the outcome of the earlier one. If that prompt
+is in the queue of this process, the repeat waits for it there. Otherwise another process runs it, or its turn is over,
+and the store has its outcome.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ other."""
 async def answer_of_first(
     conversation: Conversation, queue: Sequence[PendingPrompt], prompt: PendingPrompt
 ) -> StopReason:
-    """Wait for the outcome of the prompt in `queue` that this one repeats. If that one turns out to repeat a stored
-    prompt itself, wait for the outcome of the stored one.
+    """Wait for the outcome of the prompt in `queue` that `prompt` repeats. If the queued prompt turns out to repeat a
+    stored one, wait for the outcome of the stored one.
 
-    :raises ~crow.domain.errors.CrowError: that prompt failed.
+    :raises ~crow.domain.errors.CrowError: the turn of the first prompt failed.
     """
     first = prompt.repeat.queued
     assert first is not None
@@ -44,21 +44,21 @@ async def answer_of_first(
 async def stored_outcome(
     conversation: Conversation, queue: Sequence[PendingPrompt], prompt: PendingPrompt
 ) -> StopReason:
-    """Wait for the outcome of the stored prompt that this one repeats. Another process may run it.
+    """Wait for the outcome of the stored prompt that `prompt` repeats. Another process may run the stored one.
 
-    :raises ~crow.domain.errors.TurnError: its turn failed, or was interrupted.
-    :raises ~crow.domain.errors.ArgumentError: it has other content.
+    :raises ~crow.domain.errors.TurnError: the turn of the stored prompt failed, or was interrupted.
+    :raises ~crow.domain.errors.ArgumentError: the stored prompt has other content.
     """
     prompt.repeat.is_refused, prompt.scope = True, anyio.CancelScope()
     with prompt.scope:
         known = await _stored(conversation, prompt)
         prompt.message_id = known.message_id
         prompt.repeat.on_joined(known)
-        if known.end is None:  # if a process died, its turn and its queued prompts end now
+        if known.end is None:  # opening the session ends the turn and the queued prompts of a process that died
             await conversation.adapters.store.open_session(conversation.id)
             known = await _stored(conversation, prompt)
         while known.end is None:
-            if known.is_own and not queue:  # it was cancelled when the session was closed
+            if known.is_own and not queue:  # the stored prompt was cancelled when the session was closed
                 return _cancelled(prompt)
             await _until_changed(conversation, queue)
             known = await _stored(conversation, prompt)
@@ -80,7 +80,7 @@ async def _until_changed(conversation: Conversation, queue: Sequence[PendingProm
         await queue[0].done.wait()
     else:  # nothing notifies this process
         await anyio.sleep(_LOOK_S)
-        await conversation.adapters.store.open_session(conversation.id)  # if the other process died, its turn ends now
+        await conversation.adapters.store.open_session(conversation.id)  # ends the turn of a process that died
 
 
 async def _stored(conversation: Conversation, prompt: PendingPrompt) -> NamedPrompt:

@@ -71,7 +71,7 @@ class TurnRunner:
         self._adapters = adapters
         self._branch = branch
         self._tasks = tasks
-        # It sets limits only if this session is a subagent of some kind and a client has opened it as its own session.
+        # The kind sets limits only if this session was a subagent that a client has opened as a session of its own.
         kind = Speciality.stored(branch.row.config)
         self._permissions = Permissions(branch, conversation.client, conversation.workspace, limit=kind.mode)
         self._budget = Budget(branch, adapters.settings, conversation.report)
@@ -80,6 +80,7 @@ class TurnRunner:
         )
         self._worker = self._factory.worker(branch, self._permissions)
         self._prefetch: BackgroundTask | None = None
+        """Runs `_look_up` for the next turn. None if it was not started, or if the turn has taken its result."""
         self.inbox = Inbox(branch, adapters.store, ended_before, tasks=tasks, has_turn=lambda: self.turn is not None)
         log = BranchLog(adapters.store, branch)
         self.subagents = Subagents(

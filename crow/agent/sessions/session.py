@@ -37,7 +37,9 @@ from crow.tools.servers import McpServer
 logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+"""While a session has something that the store refused, crow tries again to store it at this interval, in seconds."""
 _TELL_S = 2.0
+"""The next turn waits at most this many seconds for clients to be told that a turn has ended."""
 
 
 class Session:
@@ -57,6 +59,7 @@ class Session:
         self.conversation = Conversation(adapters, client, workspace, tail)
         self.branch = self.conversation.branch
         self.closing = False
+        """Whether `close` was called, or the session's task has ended. The session takes no more prompts then."""
         self.runs_elsewhere = False
         """Whether another process runs a turn, as far as is known."""
         self.queue = PromptQueue()

@@ -21,8 +21,7 @@ from crow.tools import Ports, ServerStatus, Toolbox
 from crow.tools.servers import McpServer, ServerPrompt
 
 _MAX_TOOL_SHARE = 3
-"""Tools that leave too little room are dropped if they take more than one part in this many of what a context may
-have."""
+"""In a tiny context window, tools are dropped if they take more than the compaction threshold divided by this."""
 
 
 class Toolset:
@@ -30,6 +29,9 @@ class Toolset:
 
     That task is a child of the session's task and not of a turn: the tools outlive the turn, so a turn's cancel scope
     must not enclose them.
+
+    The tools are first closed; `run` opens them. If that fails, `_failure` is set until `toolbox` asks for another try.
+    If it succeeds, `_toolbox` is set from then on. `close` ends each of these states.
     """
 
     def __init__(
@@ -41,9 +43,13 @@ class Toolset:
         self._ports = ports
         self._wanted = wanted
         self._opened = anyio.Event()
+        """Set when the tools are open or could not be opened."""
         self._retry = anyio.Event()
+        """Makes `run` try again, or return if the tools are closed."""
         self._changed = anyio.Event()
+        """Set when a server may offer other prompts than before."""
         self._scope = anyio.CancelScope()
+        """Cancelling it closes the open tools."""
         self._is_closed = False
         self._toolbox: WaitableToolbox | None = None
         self._failure: Exception | None = None
@@ -111,7 +117,8 @@ class Toolset:
         self._changed.set()
 
     async def _publish_commands(self) -> None:
-        """Tell the client whenever the prompts of the servers change. A slow client does not delay the servers."""
+        """Tell the client whenever the prompts of the servers change. A slow client does not delay the servers, because
+        they only set an event."""
         known: tuple[ServerPrompt, ...] = ()
         while True:
             await self._changed.wait()

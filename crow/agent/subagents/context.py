@@ -1,7 +1,7 @@
-"""What a subagent gets besides its prompt: files that the caller names, and a summary of the caller's state.
+"""Adds to a subagent's prompt the files that the caller names, and a summary of the caller's conversation.
 
-A file is read as `read_file` would read it, so deny rules and hidden secrets hold. A file that may not be read without
-asking the user is only named. The sizes of files, of the state and of the lists are limited.
+A file is read as `read_file` would read it, so deny rules hold and secrets stay hidden. If reading a file needs the
+user's permission, the prompt only names the file. The sizes of files, summary and lists are limited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _ALL_CHARS, _FILE_CHARS = 80_000, 40_000
 """The most characters of all files together, and of one file."""
 
 _MIN_FILE_CHARS = 200
+"""If less room than this is left, no more files are attached."""
 _STATE_TOKENS = 2_000
+"""The most tokens of the caller's last summary and its newest messages together."""
 _LISTED_FILES = 30
+"""At most this many changed files are listed, the newest."""
 _NOT_ATTACHED = (
     "[These files are not attached, because they cannot be read, need a permission, or are too large together: "
     "{names}. Read them yourself if you need them.]"

@@ -37,7 +37,7 @@ session of its own, this text is left out."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedAgents:
-    """Implements :class:`crow.tools.AgentPolicy`."""
+    """Says which kinds of subagents the model is offered. Implements :class:`crow.tools.AgentPolicy`."""
 
     adapters: Adapters
     permissions: Permissions
@@ -56,10 +56,15 @@ class Speciality:
     """The settings that a subagent gets from its kind. A subagent without a kind works like its session."""
 
     name: str = ""
+    """The name of the kind. Empty if the subagent has no kind."""
     instructions: str = ""
+    """Added to the subagent's system message."""
     tools: tuple[str, ...] | None = None
+    """Globs of the names of the tools that the subagent may use. None means all tools of its session."""
     model: str = ""
+    """Empty if the subagent uses the model of its session."""
     mode: str = ""
+    """The most that the kind allows. Empty if only the mode of the session counts."""
     isolated: bool = False
     """The subagent works in a layer of its own."""
     context: tuple[str, ...] = AGENT_CONTEXT

@@ -54,12 +54,14 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 _ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
+"""Tools that subagents do not get."""
 _CALL_TOOL = "call_tool"
 _FINDING = frozenset({"find_tools", _CALL_TOOL})
 """The tools that find and call deferred tools."""
 
 _NO_TOOLS = "There are no tools in this conversation. Answer without them."
 _NAMES_TOLD = 50
+"""An error names at most this many tools."""
 _TASKS_PER_TURN = 50
 _SLOTS = FairLimiter(32, each=8)
 """Limits how many subagents run at the same time: one limit is for the whole process, the other for each session. A
@@ -69,9 +71,13 @@ _MAX_BACKGROUND = 8
 """At most this many subagents of a session work in the background at the same time."""
 
 _RENEW_S = 20.0
+"""The lease of a subagent in the background is renewed at this interval, in seconds."""
 _PROGRESS_EVERY_S = 0.1
+"""The progress of a call is shown at most once in this many seconds, except when the subagent calls a tool."""
 _PROGRESS_CHARS = 2_000
+"""The progress of a call shows at most this many characters, the newest."""
 _END_S = 5.0
+"""Each message about the end of a subagent may take the client this many seconds."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +87,7 @@ class RunningTask:
     branch: Branch
     kind: Speciality
     is_background: bool = False
+    """Whether the turn that gave the task goes on without waiting for it."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Cancelling it ends the subagent's work, but not the turn that ordered it."""
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -111,6 +118,8 @@ class Subagents:
     """Maps ids to the tasks that run now."""
     started: Counter[int] = field(default_factory=Counter)
     """Counts the tasks of each turn."""
+    opening: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
+    """Held while a task is opened. The calls of one step open their tasks at the same time."""
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """See :class:`crow.tools.SubagentRunner`."""
@@ -162,9 +171,8 @@ class Subagents:
             client = _ShownSubagentClient(self.client, self.log, call_id)
         else:
             client = _SubagentClient(self.client, self.log, on_output)
-        client.branch = branch = await self._open(task, client, kind)
-        running = self.running[branch.row.id] = RunningTask(branch=branch, kind=kind)
-        cost = branch.row.cost
+        running = await self._open(task, client, kind)
+        branch, cost = running.branch, running.branch.row.cost
         try:
             with running.scope:
                 await self._begin(branch, task, client)
@@ -177,8 +185,6 @@ class Subagents:
 
     async def _start(self, call_id: str, task: Task, toolbox: Toolbox) -> SubagentResult:
         """Start a task in the background."""
-        if sum(running.is_background for running in self.running.values()) >= _MAX_BACKGROUND:
-            raise ArgumentError(f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends")
         kind = await self._kind(task)
         tools = self._tools(task, kind, toolbox)
         client: _SubagentClient
@@ -186,9 +192,8 @@ class Subagents:
             client = _ShownSubagentClient(self.client, self.log, call_id, is_background=True)
         else:
             client = _HiddenSubagentClient(self.client, self.log, None)
-        client.branch = branch = await self._open(task, client, kind)
-        task_id = branch.row.id
-        running = self.running[task_id] = RunningTask(branch=branch, kind=kind, is_background=True)
+        running = await self._open(task, client, kind)
+        branch, task_id = running.branch, running.branch.row.id
         try:
             words = f'{TASK_WORDS}"{task.title}" ({task_id}), which you started in the background,'
             with anyio.CancelScope(shield=True):
@@ -208,7 +213,7 @@ class Subagents:
     async def _work_in_background(
         self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: _SubagentClient
     ) -> None:
-        branch, client.end = running.branch, TurnEnd(stop="cancelled")
+        branch = running.branch
         try:
             async with after_delay(_RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
                 with running.scope:
@@ -233,6 +238,7 @@ class Subagents:
             await self.adapters.store.renew_lease(task_id)
 
     async def _forget(self, running: RunningTask, client: _SubagentClient) -> None:
+        """Count the usage of a task, and remove everything that the session knows of it."""
         client.close()
         self.log.forget(client.answers)
         await self._count(running.branch)
@@ -285,15 +291,28 @@ class Subagents:
         own = Speciality.stored(self.parent.row.config)
         deferred = toolbox.deferred()
         allowed = _allowed_specs(kind.specs(own.specs((*toolbox.specs(), *deferred))), task.tools)
-        if _CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # it stands for all tools that it can call
+        if _CALL_TOOL in (*(kind.tools or ()), *(task.tools or ())):  # `call_tool` stands for all deferred tools
             allowed = (*allowed, *own.specs(deferred)) if deferred else allowed
         return ToolSubset(toolbox, allowed)
 
-    async def _open(self, task: Task, client: Client, kind: Speciality) -> Branch:
-        """Open the branch of a new task, or of the task to resume.
+    async def _open(self, task: Task, client: _SubagentClient, kind: Speciality) -> RunningTask:
+        """Open a new task, or the task to resume, and add it to the running tasks.
 
-        :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
+        :raises ~crow.domain.errors.ArgumentError: too many tasks work in the background, there is no task to resume, or
+            the task to resume is still running.
         """
+        async with self.opening:
+            if task.background and sum(each.is_background for each in self.running.values()) >= _MAX_BACKGROUND:
+                raise ArgumentError(
+                    f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends"
+                )
+            client.branch = branch = await self._branch(task, client, kind)
+            running = RunningTask(branch=branch, kind=kind, is_background=task.background)
+            self.running[branch.row.id] = running
+        return running
+
+    async def _branch(self, task: Task, client: Client, kind: Speciality) -> Branch:
+        """Return the branch of a new task, or of the task to resume. See `_open` for the errors."""
         store, row = self.adapters.store, self.parent.row
         extra = row.config.get("system_prompt_append")
         append = f"{extra}\n\n{SUBAGENT_ROLE}" if isinstance(extra, str) and extra else SUBAGENT_ROLE
@@ -423,16 +442,23 @@ class _SubagentClient:
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput | None) -> None:
         self.answers: list[int] = []
+        """The entry ids of the subagent's answers in this run."""
         self.branch: Branch | None = None
-        self.end = TurnEnd(stop="error", detail="Internal error")
+        """The subagent's branch. None until it is open."""
+        self.end = TurnEnd(stop="cancelled")
+        """How the work ended. Until it has ended, how a cancellation would end it."""
         self.has_ended = False
         self.message_id = new_message_id()
+        """The message id of the subagent's prompt."""
         self._client = client
         self._log = log
         self._on_output = on_output
         self._lines: list[str] = []
+        """The progress so far: a line for each call, and the text before it."""
         self._text = ""
+        """The text since the last call."""
         self._answer = ""
+        """The text of the subagent's newest answer, which is its result when it ends."""
         self._shown_at = 0.0
 
     @property
@@ -584,7 +610,9 @@ class _ShownSubagentClient(_SubagentClient):
         self._is_background = is_background
         self._call_id = call_id
         self._session: Client | None = None
+        """The editor's session for the subagent. None until the subagent was announced."""
         self._asking = 0
+        """How many questions to the user are open."""
 
     @property
     def takes_notices(self) -> bool:

@@ -79,17 +79,21 @@ class Calls:
         self.toolbox = toolbox
         self._gauge = gauge
         self._calls_in_step = 1
+        """How many calls share the room for results in the context."""
         self._open: dict[CallRef, _OpenCall] = {}
         self._results: dict[CallRef, ToolResult] = {}
+        """The results of the current step."""
         self._failure: StoreError | None = None
+        """Why a result of the current step could not be stored. `run` raises it."""
         self._reviewing = anyio.Lock()
+        """Held while the user is asked about what a running command has changed or wants to reach."""
 
     async def prepare(self) -> None:
         """Let the tools get ready while the model answers."""
         self.toolbox.prepare()
 
     def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-        """Return the calls in terms of the tools on offer."""
+        """Return the calls, with those that were written for another agent's tools translated to the tools on offer."""
         return tuple(map(self.toolbox.understood, calls))
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
@@ -106,11 +110,10 @@ class Calls:
         self._calls_in_step = len(answer.calls)
         has_changes = False
         groups = _grouped(await self._announce(entry, answer, plans))
-        changing = [
-            number for number, group in enumerate(groups) if group[0].plan.is_barrier and not group[0].plan.fault
-        ]
-        for number, group in enumerate(groups):
-            is_followed = number < max(changing, default=0)
+        barriers = [at for at, group in enumerate(groups) if group[0].plan.is_barrier and not group[0].plan.fault]
+        last_barrier = max(barriers, default=0)
+        for at, group in enumerate(groups):
+            is_followed = at < last_barrier
             allowed = []
             for call in group:
                 permitted = await self._permit(call, plan_again=has_changes)
@@ -169,22 +172,22 @@ class Calls:
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
             plan = await self._plan(opened.call)
-        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self._plan)
-        if isinstance(left, Denial):
-            await self._answer(opened, Outcome(text=left.words, is_error=True))
+        hooked = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self._plan)
+        if isinstance(hooked, Denial):
+            await self._answer(opened, Outcome(text=hooked.words, is_error=True))
             return None
-        call, plan = left
+        call, plan = hooked
         if call is not opened.call:
             self._open[opened.ref] = opened = replace(
                 opened, call=call, plan=plan, announcement=plan.announcement, is_changed=True
             )
+        plan = await self._permissions.complete(call, plan)
         if plan.fault is not None:
-            # The words may quote a file, which the user's rules may forbid to read.
+            # The fault may quote a file that the user's rules forbid to read.
             refusal = self._permissions.refusal_to_read(plan)
             words = plan.fault if refusal is None else refusal.words
             await self._answer(opened, Outcome(text=words, is_error=True))
             return None
-        plan = await self._permissions.complete(opened.call, plan)
         match await self._permissions.judge(opened.ref, opened.call, plan):
             case Allow(why=why):
                 return replace(opened, plan=plan, why=why)
@@ -197,13 +200,13 @@ class Calls:
     async def _run_one(self, opened: _OpenCall) -> None:
         """Run one call, and then the hooks that follow it. If the call may have effects, first store a `started` entry:
         after a crash, this entry shows that the call may have changed something."""
-        plan, shown = opened.plan, ""
+        plan, output = opened.plan, ""
         announcement = opened.announcement if opened.is_changed else None
         started = [NewEntry(body=Started(call=opened.ref, why=opened.why, announcement=announcement))]
 
         async def publish_progress(text: str) -> None:
-            nonlocal shown
-            shown = text
+            nonlocal output
+            output = text
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
         outcome: Outcome | None = None
@@ -221,7 +224,7 @@ class Calls:
                     outcome = await self.toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             if outcome is None:
-                text = f"{_CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else _CANCELLED_BY_USER
+                text = f"{_CANCELLED_BY_USER} Its output until then:\n\n{output}" if output else _CANCELLED_BY_USER
                 outcome = Outcome(text=text, is_error=True, raw_output={"cancelled": True})
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
             await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
@@ -235,8 +238,9 @@ class Calls:
     async def _review(
         self, opened: _OpenCall, plan: PlannedCall, changes: Changes, command: PlannedCall | None = None
     ) -> str:
-        """Decide whether what a command has changed in its layer is kept. Return the reason for the model if not."""
-        async with self._reviewing:  # an answer may also hold for the next question
+        """Decide whether what a command has changed in its layer is kept. If not, return the reason for the model,
+        otherwise an empty string. `command` is the plan of the command if an earlier call started it."""
+        async with self._reviewing:  # an answer such as "always allow" may also answer the next question
             return await self._judge_changes(opened, command or plan, changes)
 
     async def _judge_changes(self, opened: _OpenCall, plan: PlannedCall, changes: Changes) -> str:
@@ -276,7 +280,7 @@ class Calls:
         """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
         result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
-        cut = min(each for each in (_CUT_CHARS, fitting, outcome.max_chars) if each is not None)
+        cut = min(limit for limit in (_CUT_CHARS, fitting, outcome.max_chars) if limit is not None)
         result = ToolResult(
             call=opened.ref,
             name=opened.call.name,

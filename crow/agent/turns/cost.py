@@ -27,8 +27,12 @@ class Budget:
         self._branch = branch
         self._settings = settings
         self._report = report
-        self._opened_at = self._turn_start = branch.row.cost
+        self._opened_at = branch.row.cost
+        """What the session had cost when it was opened. This and the next two are in USD."""
+        self._turn_start = branch.row.cost
+        """What the session had cost when the turn began."""
         self._session_start: float | None = None
+        """What the session had cost when its present allowance began. None until the first allowance is used up."""
         self._has_reached_session_limit = False
         self._has_told_unknown_prices = False
 

@@ -59,7 +59,7 @@ class TurnFactory:
         self._report = report
         self.read_file = read_file
         self._down: set[str] = set()
-        """The names of the models that the user was told are down."""
+        """The names of the models whose endpoints are down, as the user was told."""
 
     def worker(self, branch: Branch, permissions: Permissions) -> Worker:
         """Return what the turns on `branch` share."""

@@ -1,8 +1,8 @@
 """Tells a session's model which subagents and commands have ended in the background.
 
-ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. The news
-waits in the session's inbox in the store. If a turn is running, the model is told before its next request; otherwise,
-it is told in the next turn.
+ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. Instead, the
+news waits in the session's inbox in the store. If a turn is running, the model is told before its next request;
+otherwise, it is told in the next turn.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import anyio.abc
 
 from crow.agent import new_remark
 from crow.agent.history.branch import Branch
-from crow.domain.entries import Custom, NewEntry
+from crow.domain.entries import Custom, Entry, NewEntry
 from crow.domain.errors import StoreError
-from crow.domain.events import NoticeShown
+from crow.domain.events import EntryStored, NoticeShown
 from crow.domain.messages import Text
 from crow.domain.rendering import parts_text
 from crow.domain.subagents import TASK_WORDS, WAKE
@@ -39,10 +39,11 @@ class _Ended:
     """Something that ended in the background."""
 
     message_id: str
+    """The id in the inbox: `WAKE` and the id of the call that started the work."""
     text: str
-    """What the model gets."""
+    """Tells the model how the work ended."""
     remark: str = ""
-    """Tells the user that the model was told. May be empty."""
+    """Tells the user that the model was told. If empty, the user is not told."""
     is_known: Callable[[], bool] = lambda: False
     """Called before the model is told. If it returns true, the model already knows and is not told again."""
 
@@ -66,6 +67,7 @@ class Inbox:
         self._tasks = tasks
         self._has_turn = has_turn
         self._watching: list[anyio.CancelScope] = []
+        """One scope for each command in the background. Cancelling it ends the watching, not the command."""
         self._ended = [_waiting_end(each) for each in waiting]
 
     @property
@@ -109,13 +111,16 @@ class Inbox:
         """
         while self._ended:
             ended = self._ended[0]
+            stored: Sequence[Entry] = ()
             if ended.is_known():
                 await self._store.drop_prompt(self._branch.row.id, ended.message_id)
             else:
                 told = Custom(namespace=_NAMESPACE, text=ended.text, for_model=True, message_id=ended.message_id)
                 remark = (new_remark(ended.remark),) if ended.remark else ()
-                await self._branch.record([NewEntry(body=told), *remark])
-            self._ended.remove(ended)
+                stored = await self._branch.store_only([NewEntry(body=told), *remark])
+            self._ended.remove(ended)  # a cancellation while clients are told must not store it again
+            for entry in stored:
+                await self._branch.publish(EntryStored(entry=entry))
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
         """See :class:`crow.tools.BackgroundWatcher`."""

@@ -20,8 +20,11 @@ from crow.domain.messages import Link, Part, Resource
 from crow.tools import Workspace
 
 _MAX_BYTES = 32 * 1024
+"""Larger files are not attached."""
 _READ_S = 3.0
+"""The files of one prompt are read for at most this many seconds."""
 _DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
+"""Matches the beginning of a Windows path, whose drive would look like the scheme of a URI."""
 
 
 async def attach_files(

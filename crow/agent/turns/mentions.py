@@ -15,8 +15,11 @@ from crow.domain.text import title_line
 from crow.tools import PlannedCall, Toolbox
 
 _MAX_MENTIONS = 10
+"""In one prompt, at most this many mentions are read."""
 _READ_S = 30.0
+"""The resources of one prompt are read for at most this many seconds."""
 _SHOWN_CHARS = 100_000
+"""Of a resource, the model gets at most this many characters."""
 _MENTION = re.compile(r"(?<![^\s(\[\"'`])@([^\s@:]{1,64}):([A-Za-z][A-Za-z0-9+.-]{0,63}:\S{1,2000})")
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 

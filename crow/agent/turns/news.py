@@ -1,4 +1,4 @@
-"""What the model is told before its next request, besides the results of its calls."""
+"""Tells the model what is new before each request, besides the results of its calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 from crow.agent.history.branch import Branch
 from crow.agent.turns.prompt import Briefing
 from crow.domain.entries import NewEntry, Reminder, ToolResult, User
+from crow.domain.events import EntryStored
 from crow.domain.messages import ToolCall
 
 _POINT_OUT = frozenset({3, 10, 20})
@@ -35,8 +36,8 @@ class WaitingNews(Protocol):
 class News:
     """Tells the model of one turn what has happened since its last request.
 
-    That is: prompts that the user added to the turn, what has ended in the background, facts that have changed, and
-    that the model repeats itself.
+    There are four kinds of news: prompts that the user added to the turn, work in the background that has ended, facts
+    that have changed (such as the mode), and a warning if the model repeats the same call.
     """
 
     def __init__(self, branch: Branch, briefing: Briefing, inbox: WaitingNews | None) -> None:
@@ -65,7 +66,10 @@ class News:
     async def deliver(self) -> None:
         """Tell the model what the user has added, and what has ended in the background."""
         if self._steered:
-            await self._branch.record(self.take_steered())
+            stored = await self._branch.store_only([NewEntry(body=prompt) for prompt in self._steered])
+            del self._steered[: len(stored)]  # a cancellation while clients are told must not store them again
+            for entry in stored:
+                await self._branch.publish(EntryStored(entry=entry))
         if self._inbox is not None:
             await self._inbox.deliver()
 
@@ -74,7 +78,11 @@ class News:
         due = self._briefing.reminder()
         if due is not None:
             text, notes = due
-            await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
+            try:
+                await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
+            except BaseException:  # the reminder may not be stored
+                self._briefing.look_back()
+                raise
 
     async def check_repetition(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> str:
         """Tell the model if it makes the same calls again and again. Return a text for the user if the turn has to stop
@@ -104,11 +112,13 @@ class _Repetition:
 
     def __init__(self) -> None:
         self.count = 0
-        """The number of steps with the most repeated call of the last step."""
+        """Of the calls in the last step, the one that was repeated most was made in this many steps."""
         self.name = ""
         """The tool of that call."""
         self._known: set[_Fingerprint] = set()
+        """All calls of the turn."""
         self._times: Counter[_Fingerprint] = Counter()
+        """In how many steps each call was made since a step last gave a new result."""
 
     def add(self, step: Iterable[tuple[ToolCall, ToolResult]]) -> None:
         """Add a step's calls and results."""

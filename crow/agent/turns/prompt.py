@@ -28,9 +28,12 @@ from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
 _GIT_FILE_BYTES = 4_096
+"""Of a file in `.git`, at most this many bytes are read."""
 _GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
 _SERVER_CHARS = 400
+"""The most characters of a server's error message that the model gets."""
 _NAMES_SHOWN = 5
+"""The user is told at most this many names of new, missing or changed tools."""
 _SHELL = "bash" if SYSTEM_PROGRAMS.find("bash") else "sh"
 
 _PROMPTS = Path(__file__).parent.with_name("prompts")
@@ -107,13 +110,13 @@ def with_edit_tool(tools: Sequence[ToolSpec], edit_tool: str) -> tuple[ToolSpec,
 
 
 def _has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Return whether `prompt` still contains the system prompt that the client has set for the session. Return true,
-    too, if the client has set no system prompt."""
+    """Return whether `prompt` has exactly the texts of the client that the session has now. If the session has no text
+    for the beginning, any beginning will do: a newer crow may begin in other words."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
-    ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
-    return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (
-        not isinstance(extra, str) or not extra or prompt.system.endswith(ends)
-    )
+    end = f"\n\n{extra}" if isinstance(extra, str) and extra else ""
+    ends = tuple(f"\n</{name}>{end}" for name in ("date", "skills", "instructions"))
+    has_beginning = not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")
+    return has_beginning and prompt.system.endswith(ends)
 
 
 def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
@@ -190,6 +193,8 @@ def without_tags(text: str) -> str:
 
 
 def _sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the texts of the sections in a system message or a reminder, by name. Sections that are not in `text` are
+    absent."""
     found = {}
     for name in names:
         start = text.find(f"<{name}>\n")

@@ -57,8 +57,11 @@ _BROKE_OFF = (
 
 
 class Requests:
-    """The requests of one turn to the model. If the endpoint is down, `standby` returns another model, which answers
-    for the rest of the turn."""
+    """Makes the requests of one turn to the model. If the endpoint is down, `standby` returns another model, which
+    answers for the rest of the turn.
+
+    Each request goes through these states: the model answers (`_draft` is set, `_is_listening` is true), the answer is
+    complete (`_answer` is set too), the answer is stored (both are None again)."""
 
     def __init__(self, branch: Branch, compactor: Compactor, calls: Calls, standby: Standby | None) -> None:
         self.model = compactor.model
@@ -69,14 +72,14 @@ class Requests:
         self._calls = calls
         self._standby = standby
         self._draft: AnswerDraft | None = None
-        """The answer that is shown and not stored yet."""
+        """The answer that clients are shown, until it is stored."""
         self._answer: Answer | None = None
-        """That answer, once it is complete."""
+        """The same answer, from its end until it is stored."""
         self._stream: Stream | None = None
         self._sent = 0
         """The estimated size of the last request, in tokens."""
         self._counted = 0
-        """How many of the stream's attempts were counted."""
+        """How many attempts of `_stream` have been added to the usage of the turn."""
         self._is_listening = False
         """Whether the model is answering now."""
         self._continued = 0
@@ -97,7 +100,9 @@ class Requests:
             try:
                 asked = await self._ask_once(before)
             except BadRequest as error:
-                if not error.is_unclear or not await self._compactor.refused_unclearly(error):
+                # An endpoint that began to answer has accepted the size of the request.
+                has_answered = self._draft is not None and bool(self._draft.text or self._draft.thought)
+                if has_answered or not error.is_unclear or not await self._compactor.refused_unclearly(error):
                     raise
             except (ContextOverflow, NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited) as error:
                 text = self._draft.text if self._draft is not None else ""

@@ -30,7 +30,9 @@ _MAX_PER_TURN = 50
 """One server may get at most this many answers in one turn."""
 
 _DEADLINE_S = 300.0
+"""The model has this many seconds for one answer."""
 _STORE_S = 5.0
+"""After a cancellation, crow tries for this many seconds to store the usage of a request."""
 _SYSTEM = "A tool of the user asks you this. Answer it; you have no tools."
 _NOT_ALLOWED = SamplingRefusal(words="The user did not allow this request.", is_users=True)
 
@@ -57,25 +59,27 @@ class ModelSampler:
         self._open_model = open_model
         self._slot = FairLimiter(1)
         self._asked: Counter[tuple[int, str]] = Counter()
+        """Counts the requests, by turn and by the prefix of the server."""
         self._rejected: set[tuple[int, str]] = set()
+        """The turns in which the user rejected a request, each with the prefix of its server."""
 
     async def sample(
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
         """See :class:`crow.tools.sampling.Sampler`."""
-        place = (self._branch.turn, request.prefix)
-        if self._asked[place] >= _MAX_PER_TURN:
+        key = (self._branch.turn, request.prefix)
+        if self._asked[key] >= _MAX_PER_TURN:
             return SamplingRefusal(words=f"A server gets at most {_MAX_PER_TURN} answers from the model in one turn.")
-        self._asked[place] += 1
+        self._asked[key] += 1
         async with self._slot.slot():
             try:
-                if place in self._rejected:
+                if key in self._rejected:
                     return _NOT_ALLOWED
                 decision = await self._permissions.judge_sampling(request, _question_text(request))
                 if not isinstance(decision, Allow):
-                    # after CANNOT_ASK, a question during another call may still reach the user
+                    # If the user could not be asked this time, a question during another call may still reach them.
                     if decision is None or decision.words != CANNOT_ASK:
-                        self._rejected.add(place)
+                        self._rejected.add(key)
                     return _NOT_ALLOWED
                 model = await self._open_model()
                 model.check()
@@ -157,9 +161,9 @@ def _question_text(request: SamplingRequest) -> str:
 def _cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
     """Return the model's answer. If it contains texts from `stops`, cut it before the first of them. Return a refusal
     if the model refused."""
-    places = [place for stop in stops if (place := answer.text.find(stop)) >= 0]
-    if places:
-        return SamplingAnswer(text=answer.text[: min(places)], model=model, stop="stop_sequence")
+    ends = [end for stop in stops if (end := answer.text.find(stop)) >= 0]
+    if ends:
+        return SamplingAnswer(text=answer.text[: min(ends)], model=model, stop="stop_sequence")
     if answer.finish == "refusal":
         return SamplingRefusal(words="The model refused to answer.")
     if answer.finish == "length":

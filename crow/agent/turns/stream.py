@@ -19,9 +19,13 @@ from crow.domain.messages import Answer
 from crow.llm import Delta, Retrying, Stream, TextDelta, ThoughtDelta
 
 _PIECE_WAIT_S = 0.015
+"""A piece that arrives within this many seconds after the last update waits and is shown together with later ones."""
 _SAVE_EVERY_S = 0.8
+"""The shown text is saved at most once in this many seconds."""
 _LATE_SAVE_S = 0.2
+"""If a save takes longer than this many seconds, nothing more is shown until it has ended."""
 _BUFFER_CHARS = 512 * 1024
+"""If more characters than this wait to be shown, the stream is not read further."""
 
 
 class _Shown:
@@ -41,7 +45,7 @@ class _Shown:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether there is something to save."""
+        """Whether a piece was shown and not saved."""
         return self._saved != len(self.pieces)
 
     def take_unsaved(self) -> str:
@@ -65,7 +69,7 @@ class _Gathered:
             self._chars += len(delta.text)
 
     async def room(self) -> None:
-        """If too much waits, wait until it is taken."""
+        """If more than `_BUFFER_CHARS` characters are gathered, wait for `take`."""
         if self._chars > _BUFFER_CHARS:
             self._has_room = anyio.Event()
             await self._has_room.wait()
@@ -91,6 +95,7 @@ class AnswerDraft:
     def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
         self.message_id = message_id
         self.is_muted = False
+        """Nothing more is shown."""
         self._branch = branch
         self._before = before
         self._overlap = Overlap(before)
@@ -98,14 +103,21 @@ class AnswerDraft:
         self._text = _Shown()
         self._thought = _Shown()
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._shown_at = self._saved_at = -math.inf
+        self._shown_at = -math.inf
+        """When the last update was sent. This and the other times are `time.monotonic()`, in seconds."""
+        self._saved_at = -math.inf
+        """When the last save began."""
         self._is_showing = False
         self._saving: anyio.Event | None = None
+        """Set when the running save ends. None if no save is running."""
         self._has_ended = False
+        """The stream has ended."""
         self._wake = anyio.Event()
+        """Wakes `_show_gathered`, which sleeps until `_wakes_at`."""
         self._wakes_at = math.inf
         self._has_reported_retry = False
         self._failure: StoreError | None = None
+        """Why a save failed. `follow` raises it."""
 
     @property
     def text(self) -> str:

@@ -1,7 +1,7 @@
 """One turn: from a stored prompt to its stop reason.
 
-    while True:                                     hooks take part before and after most of these lines
-        tell it what is new, and make room          steered prompts, the background; compaction, before every request
+    while True:                                     hooks run before and after most of these lines
+        tell the model what is new, and make room   prompts added to the turn, news of background work; compaction
         ask the model                               streamed to the client, saved as a draft, stored whole
         if it calls no tool: return why it stopped
         run its calls                               announced, asked about, started, run, stored
@@ -32,6 +32,7 @@ from crow.domain.entries import Assistant, NewEntry, StopReason, TurnEnd, User
 from crow.tools import Toolbox
 
 _END_S = 5.0
+"""When a turn ends, crow tells the clients about its open calls for at most this many seconds."""
 _MAX_PAUSES = 10
 """If the endpoint pauses in one answer after another, at most this many of them are sent back so that it goes on."""
 _PAUSED = (
@@ -79,7 +80,7 @@ class Turn:
         self._steps = steps
         self._steps_taken = 0
         self._pauses = 0
-        """In how many answers in a row the endpoint has paused."""
+        """How many answers in a row, up to the newest, the endpoint has paused in."""
         self._bounded_by = bounded_by
         self._budget = budget
         self._find_late_tools = find_late_tools

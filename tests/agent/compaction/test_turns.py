@@ -320,3 +320,14 @@ async def test_request_refused_twice_without_a_reason_fails_with_the_words(tmp_p
         with pytest.raises(BadRequest, match="HTTP 400"):
             await run.session.prompt(text("q" * 40_000))
         assert len(await checkpoints(run)) == 1
+
+
+async def test_answer_that_ends_with_an_unclear_error_keeps_the_shown_text(tmp_path: Path) -> None:
+    error = BadRequest("The endpoint does not accept the request: HTTP 400.", is_unclear=True)
+    model = ScriptedModel(*[LONG] * 3, Say(text=["shown"], error=error), GOOD, Say(text=["done"]), info=ROOMY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 3)
+        with pytest.raises(BadRequest, match="HTTP 400"):
+            await run.session.prompt(text("q" * 16_000))
+        answers = [entry.body for entry in await run.log() if isinstance(entry.body, Assistant)]
+        assert (answers[-1].text, answers[-1].finish) == ("shown", "interrupted")

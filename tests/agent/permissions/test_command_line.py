@@ -93,6 +93,8 @@ YES = [
     "env -Sgit push",
     "su -c'git push'",
     "su -lc'git push' me",
+    "gtimeout 5 git push",
+    "fd -x git push",
 ]
 NO = [
     "git pull",
@@ -124,6 +126,8 @@ NO = [
     "trap 'rm -f x' EXIT",
     "env -S'git pull'",
     "make push",
+    "find . -exec grep push {} \\;",
+    "ls | xargs -I{} git log {}",
     "",
 ]
 MAYBE = [
@@ -161,6 +165,14 @@ MAYBE = [
     "echo $(case x in x) git push;; esac)",
     "git push 'unclosed",
     'f() { git "$@"; }; f push',
+    "echo push | xargs -I{} git {}",
+    "echo push | xargs -I % git %",
+    "echo push | xargs -i@ git @",
+    "echo git | xargs -I{} {} push",
+    "echo push | xargs --replace=% git %",
+    "parallel git ::: push",
+    "parallel git {1} ::: push",
+    "find . -exec git {} \\;",
 ]
 
 

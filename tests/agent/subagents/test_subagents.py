@@ -410,3 +410,27 @@ async def test_a_skill_of_the_workspace_survives_a_compaction_and_asks_once(tmp_
     after = model.requests["[The"][0]
     assert "words words" not in str(after.messages[1]), "the head is gone"
     assert str(after.messages).count("Tag it, then tell the rooks.") == 1
+
+
+async def test_tasks_that_start_together_in_the_background_keep_to_the_limit(tmp_path: Path) -> None:
+    tasks = tuple(task(f"c{n}", prompt="Work on it", background=True) for n in range(10))
+    held = [Say(hold=anyio.Event()) for _ in tasks]
+    model = Casting(Begin=[Say(calls=tasks), Say(text=["started"])], Work=held)
+    async with running(tmp_path, model) as run:
+        assert await run.session.prompt(text("Begin")) == "end_turn"
+        assert len(run.session.runner.subagents) == 8
+        results = [body for body in await run.bodies("s1") if isinstance(body, ToolResult)]
+        refused = [body.text for body in results if body.is_error]
+        assert refused == ["task: 8 tasks already work in the background; wait until one ends"] * 2
+
+
+async def test_a_task_that_is_cancelled_before_it_begins_ends_as_cancelled(tmp_path: Path) -> None:
+    model = Casting(Begin=[Say(calls=(task(prompt="Work", files=["notes.txt"]),)), Say(text=["ok"])])
+    async with running(tmp_path, model) as run, anyio.create_task_group() as tasks:
+        (tmp_path / "work" / "notes.txt").write_text("notes")
+        tasks.start_soon(run.session.prompt, text("Begin"))
+        while not run.session.runner.subagents:
+            await anyio.lowlevel.checkpoint()
+        assert run.session.runner.cancel_subagent(*run.session.runner.subagents)
+    (result,) = run.client.stored(ToolResult)
+    assert "[the task ended early: cancelled]" in result.text

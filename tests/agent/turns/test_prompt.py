@@ -52,6 +52,12 @@ async def test_another_text_in_a_newer_crow_does_not_replace_that_of_a_session()
     assert reason_for_prompt(old, row, old.tools) == ""
 
 
+async def test_a_text_that_the_client_took_back_is_no_longer_sent() -> None:
+    row = SessionRow(id="s1", conversation=1, leaf=None, cwd="/w", additional_directories=(), model="m", mode="ask")
+    old = await build_prompt(replace(row, config={"system_prompt_append": "You are a subagent."}), (), facts())
+    assert reason_for_prompt(old, row, ()) == "the client's system prompt changed"
+
+
 def test_the_page_gives_a_reason_for_each_sentence() -> None:
     page = (ROOT / "docs" / "prompts.md").read_text("utf-8")
     for text in (CODING, CHAT):
@@ -118,7 +124,7 @@ async def test_git_is_read_from_its_files_and_never_run(tmp_path: Path) -> None:
 
 def test_the_reason_for_a_prompt_entry_names_what_changed() -> None:
     specs = tuple(ToolSpec(name=f"t{number}", description="", input_schema={}) for number in range(8))
-    old = Prompt(system="", tools=specs[:2], cwd="/w", model="a", recorded_here=True)
+    old = Prompt(system="<date>\nMonday\n</date>", tools=specs[:2], cwd="/w", model="a", recorded_here=True)
     same = SessionRow(id="s", conversation=1, leaf=None, cwd="/w", model="a", mode="ask")
     other = replace(same, cwd="/v", model="b")
     louder = replace(specs[0], description="!")
