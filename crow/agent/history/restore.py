@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
+import anyio
+
 from crow.agent import Client, PermissionQuestion, new_remark
 from crow.agent.history.branch import Branch
 from crow.agent.history.rewind import (
+    CANCEL_S,
     TOOL_NAME,
     RestoreResult,
     find_restorable_files,
@@ -141,7 +144,8 @@ class Restore:
             return RestoreResult(left=tuple(self._left))
         finally:
             if is_open:
-                await self._branch.publish(CallEnded(call=self._call, text="No more files were restored."))
+                with anyio.move_on_after(CANCEL_S, shield=True):
+                    await self._branch.publish(CallEnded(call=self._call, text="No more files were restored."))
 
     async def _store(self, announcement: Announcement) -> None:
         text = "\n".join(self._lines) or "Nothing had to be restored."
@@ -184,7 +188,12 @@ class Restore:
             return
         if not change_set.operations:  # crow was killed before it moved anything
             return
-        made = await layers.invert(change_set, {_INVERTS: change_set.id, _CALL: self._call.call_id})
+        try:
+            made = await layers.invert(change_set, {_INVERTS: change_set.id, _CALL: self._call.call_id})
+        except OSError as error:
+            self._lines.append(f"Not restored: {changed.path}: {error.strerror or error}.")
+            self._left.append(changed.path)
+            return
         entry = File(
             call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
         )
@@ -195,9 +204,9 @@ class Restore:
             self._lines += [f"Not restored: {path} was changed by someone else just now." for path in error.paths]
             self._left += [*error.paths]
         except OSError as error:
-            self._lines.append(f"Not restored: {error.strerror or error}.")
+            self._lines.append(f"Not restored: {changed.path}: {error.strerror or error}.")
             self._left.append(changed.path)
         else:
             self._lines += [f"Restored: {each.name}." for each in made.operations if not each.is_meta]
-        self._lines += [f"Not restored: {skipped}." for skipped in made.skipped]
-        self._left += [skipped.split(" ")[0] for skipped in made.skipped]
+        self._lines += [f"Not restored: {path} {reason}." for path, reason in made.skipped]
+        self._left += [path for path, _ in made.skipped]

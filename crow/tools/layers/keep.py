@@ -107,7 +107,7 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
             now = done.after if done.is_meta else _state_now(done, parents)
             problem = "" if done.is_meta else _problem_of_undo(change_set, number, done, now)
             if problem:
-                skipped.append(f"{done.name} {problem}")
+                skipped.append((done.name, problem))
                 continue
             operation = replace(done, before=now, after=done.before, source="", inode=0)
             if not done.is_meta and done.before != ABSENT:
@@ -117,7 +117,7 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
                     base, source = made.bases[done.root], (str(image.parent), image.name)
                     staged = _stage(operation, base, number, source, is_kept=True)
                 if staged is None:
-                    skipped.append(f"{operation.name} cannot be restored")
+                    skipped.append((operation.name, "cannot be restored"))
                     continue
                 operation = replace(staged, after=done.before)
             operations.append(operation)

@@ -39,8 +39,9 @@ class ChangeSet:
     """What the caller wants to find again, such as the id of the call."""
     lock: int = field(default=-1, compare=False)
     """An open file. Its lock says that a living process is about to apply the change set."""
-    skipped: tuple[str, ...] = ()
-    """Why some paths are left as they are: absolute paths, each with the reason."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Only of a set that :func:`crow.tools.layers.invert` has just made: absolute paths that it leaves as they are, each
+    with the reason, as the rest of a sentence."""
 
     @property
     def without_image(self) -> tuple[Operation, ...]:
@@ -91,7 +92,7 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
         "version": _VERSION,
         "about": dict(made.about),
         "bases": dict(made.bases),
-        "skipped": made.skipped,
+        "skipped": [" ".join(skipped) for skipped in made.skipped],  # for people who look into the file
         "operations": [_operation_data(each) for each in made.operations],
     }
     with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -138,7 +139,6 @@ def read_set(directory: Path) -> ChangeSet:
             operations=operations,
             bases=dict(data["bases"]),
             about=dict(data["about"]),
-            skipped=tuple(data["skipped"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{directory}/manifest is damaged: {error!r}") from error

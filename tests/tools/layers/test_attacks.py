@@ -283,7 +283,7 @@ def test_an_undo_leaves_what_somebody_else_changed_and_says_so(world: World) -> 
     made = invert(world.place, done)
     apply(made)
 
-    assert made.skipped == (f"{world.root}/new was changed by someone else since",)
+    assert made.skipped == ((f"{world.root}/new", "was changed by someone else since"),)
     assert (world.root / "a").read_text() == "a\n"
     assert (world.root / "src" / "b").read_text() == "b\n"
     assert (world.root / "new").read_text() == "mine\n"
@@ -318,7 +318,7 @@ def test_a_large_ignored_directory_is_kept_without_a_before_image(
     apply(made)
 
     assert [each.path for each in done.without_image] == ["build"]
-    assert made.skipped == (f"{world.root}/build was too large to keep (0 MB)",)
+    assert made.skipped == ((f"{world.root}/build", "was too large to keep (0 MB)"),)
     assert sorted(world.picture()) == [".", "a", "src", "src/b"]
     assert sum(path.stat().st_size for path in world.place.changes.rglob("big")) == 0
 
