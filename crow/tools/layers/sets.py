@@ -40,8 +40,8 @@ class ChangeSet:
     lock: int = field(default=-1, compare=False)
     """An open file. Its lock says that a living process is about to apply the change set."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Only of a set that :func:`crow.tools.layers.invert` has just made: absolute paths that it leaves as they are, each
-    with the reason, as the rest of a sentence."""
+    """Only of a set that :func:`crow.tools.layers.invert` has just made: absolute paths that it leaves as they are,
+    each with the reason, as the rest of a sentence."""
 
     @property
     def without_image(self) -> tuple[Operation, ...]:

@@ -7,15 +7,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 
-from crow.agent.history.restore import Restore, RestoreResult
+from crow.agent.history.restore import Restore
+from crow.agent.history.rewind import RestoreResult
 from crow.domain.entries import CallRef, Command, Entry, File, NewEntry, ToolResult
-from crow.domain.events import CallEnded
+from crow.domain.events import CallEnded, Event
 from crow.tools.layers import Layer, LookRules, Place, apply, look, prepare
 from crow.tools.layers.session import Layers
 from crow.tools.workspace import DiskWorkspace
-from tests.agent.harness import Opened, opened
+from tests.agent.harness import NoteTaker, Opened, opened
 from tests.support.scripted_model import ScriptedModel
+
+
+class BusyEditor(NoteTaker):
+    """Lets other tasks run before it takes an event, as a connection does."""
+
+    async def publish(self, event: Event) -> None:
+        await anyio.lowlevel.checkpoint()
+        await super().publish(event)
 
 
 async def no_layer() -> Layer | None:
@@ -36,7 +46,7 @@ async def changed(directory: Path, name: str) -> AsyncIterator[tuple[Opened, Res
     change_set = prepare(place, layer, look(layer))
     apply(change_set)
     layer.drop()
-    async with opened(directory, ScriptedModel()) as run:
+    async with opened(directory, ScriptedModel(), client=BusyEditor()) as run:
         branch, workspace = run.session.branch, DiskWorkspace(root)
         workspace.layers = Layers(place, no_layer, lambda _: LookRules())
         call = CallRef(assistant=1, index=0)
