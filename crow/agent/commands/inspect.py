@@ -125,7 +125,7 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
-    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `_used`,
+    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `used`,
     the measured size."""
     context = projection.context()
     summary = 0 if projection.checkpoint is None else projection.checkpoint.id

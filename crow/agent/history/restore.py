@@ -29,9 +29,9 @@ from crow.tools.layers import ChangeSet, Conflict
 
 _MAX_NAMES = 3
 _INVERTS = "inverts"
-"""Says which change set another one undoes."""
+"""The key in `ChangeSet.about` of the id of the change set that this one undoes."""
 _CALL = "call"
-"""Says to which call a change set belongs."""
+"""The key in `ChangeSet.about` of the id of the call that made the change set."""
 _GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
 
 
@@ -56,9 +56,9 @@ async def names_of(workspace: Workspace, changes: Sequence[Entry]) -> tuple[str,
 
 
 async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return which of the changes on the path that the session leaves have to be undone: all but those of restores. A
-    restore is undone only if it took back what the session goes back to. Both `left` and `gained`, the path that the
-    session goes to, are file entries and results."""
+    """Return the changes to undo when the session moves from one path to another. `left` and `gained` are file entries
+    and results, oldest first: those that only the old path has, and those that only the new path has. Changes by an
+    earlier restore are undone only if that restore took back a change in `gained`."""
     restores = {
         entry.body.call
         for entry in (*left, *gained)
@@ -79,7 +79,8 @@ async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: S
 
 
 async def _takes_back(workspace: Workspace, restored: File, sets: Collection[str]) -> bool:
-    """Return whether a restore took back one of these change sets: it undid it, or undid what did it again."""
+    """Return whether a restore, which stored `restored`, undid one of the change sets `sets`. Undo and redo form a
+    chain in which each change set inverts the one before it, so every second one is an undo of the first."""
     is_undo, change_set = False, await _find(workspace, restored.change_set)
     while change_set is not None and (inverted := change_set.about.get(_INVERTS)) is not None:
         is_undo = not is_undo
@@ -94,7 +95,8 @@ async def _find(workspace: Workspace, identifier: str) -> ChangeSet | None:
 
 
 class Restore:
-    """Restores files as one announced call that belongs to the entry `command`."""
+    """Restores the files that commands and built-in tools changed, as one announced call that belongs to the entry
+    `command`."""
 
     def __init__(self, branch: Branch, client: Client, workspace: Workspace, command: Entry) -> None:
         self._branch = branch
