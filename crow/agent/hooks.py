@@ -372,6 +372,7 @@ class BranchHooks:
         return True
 
     async def _of(self, event: HookEvent) -> Sequence[Hook]:
+        """Return the hooks of an event. The first call in a turn finds the hooks of the whole turn."""
         if self._turn != self._branch.turn:
             self._turn, self._prompts, self._reported = self._branch.turn, 0, set()
             self._by_event = await self._hooks.for_workspace(self._branch.row.cwd, self._report)
@@ -553,7 +554,7 @@ def _answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
         f"answered with unknown keys: {unknown}; {hook.event} accepts {', '.join(sorted(known))}." if unknown else ""
     )
     deny = value.get("deny") if "deny" in known else None
-    if deny is True:
+    if deny is True or (isinstance(deny, str) and deny.isspace()):
         deny = "it gave no reason"
     arguments = _typed(value, "arguments", dict, "an object") if "arguments" in known else None
     answer = HookAnswer(

@@ -57,7 +57,7 @@ def read_templates(directory: Path, *, taken: Collection[str] = ()) -> tuple[Tem
 def expand_template(text: str, parts: Sequence[Part], templates: Sequence[Template]) -> Sequence[Part]:
     """Return the parts of a prompt. `text` is its first part. If the text calls one of the templates, the template's
     text replaces it."""
-    name, *rest = text[1:].split(maxsplit=1)
+    name, *rest = text[1:].split(maxsplit=1) or [""]
     for template in templates:
         if template.name == name:
             return (Text(text=template.prompt(rest[0] if rest else "")), *parts[1:])
@@ -155,9 +155,11 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
 
 
 def _split_words(text: str) -> list[str]:
-    """Split text into words. Quoted words stay together. If a quotation mark has no partner, all are ordinary
-    characters."""
+    """Split text into words. Quoted words stay together. Backslashes are ordinary characters, as in paths of Windows,
+    and so are all quotation marks if one has no partner."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "", ""
     try:
-        return shlex.split(text)
+        return list(lexer)
     except ValueError:
         return text.split()

@@ -257,6 +257,15 @@ async def test_a_denied_prompt_never_reaches_the_model(tmp_path: Path) -> None:
     assert "sk-123" not in said_to(model.requests[0])
 
 
+async def test_a_denial_without_words_is_a_denial(tmp_path: Path) -> None:
+    reasons = iter([True, " \n"])
+    hooks = python_hooks({"before_prompt": [lambda _: {"deny": next(reasons)}]})
+    async with opened(tmp_path, ScriptedModel(), hooks=hooks) as at:
+        for _ in range(2):
+            assert await at.session.prompt(text("go")) == "refusal"
+            assert at.client.stored(Remark)[-1].text.endswith("denied this: it gave no reason")
+
+
 async def test_a_denied_request_ends_the_turn_with_the_words_of_the_hook(tmp_path: Path) -> None:
     hooks = python_hooks({"before_request": [lambda event: {"deny": "Too much."} if event["step"] == 2 else None]})
 

@@ -51,6 +51,8 @@ def test_typed_server_prompt_is_recognised(text: str, call: ParsedCommand | None
         (("a",), "one  two", {"a": "one  two"}, ""),
         (("a",), '"one  two"', {"a": "one  two"}, ""),
         (("a",), "a=one two", {"a": "one"}, "two"),
+        (("a",), r"C:\temp\new", {"a": r"C:\temp\new"}, ""),
+        (("a", "b"), r"\d+ 'a \ b'", {"a": r"\d+", "b": r"a \ b"}, ""),
         (("a?",), "", {}, ""),
         (("a", "b"), "one two three", {"a": "one", "b": "two three"}, ""),
         (("a", "b"), "'one two' three", {"a": "one two", "b": "three"}, ""),

@@ -125,7 +125,7 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
-    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `_used`,
+    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `used`,
     the measured size."""
     context = projection.context()
     summary = 0 if projection.checkpoint is None else projection.checkpoint.id
@@ -222,7 +222,7 @@ async def show(context: CommandContext, argument: str) -> str:
     if len(sections) == 1:
         sections.append("It has no output.")
     if others := len(result.images) + len(result.attachments):
-        sections.append(f"It also has {others} images or files.")
+        sections.append(f"Images and files besides its text: {others}.")
     if any(len(text) > _SHOWN_CHARS for _, text in texts):
         command = f"crow sessions show {context.branch.row.id} --call {call.call_id}"
         sections.append(f"This is only the beginning. `{command}` prints all of the output.")
@@ -305,7 +305,7 @@ async def diff(context: CommandContext, argument: str) -> str:
     for file in found:
         lines = [] if file.is_binary else diff_lines(file.before, file.after)
         sections.append(_describe_change(file, lines, min(room, most)))
-        room -= min(room, len(lines))
+        room -= min(room, most, len(lines))
     told = [f"This session changed {plural(len(found), 'file')} with its own tools.", *sections] if sections else []
     if not argument:
         told += await _changes_by_commands(context.workspace, by_commands)
@@ -355,12 +355,14 @@ async def _changed_file(
         notes.append("changed before this session was imported; the file on this machine was not read")
     else:
         try:
-            is_same_path = str(workspace.resolve(path)) == path
-            now = await content_of(workspace, Path(path)) if is_same_path else None
+            is_link = str(workspace.resolve(path)) != path
+            now = None if is_link else await content_of(workspace, Path(path))
         except OSError as error:
             notes.append(f"cannot be read now ({error.strerror or error})")
         else:
-            if is_same_path and digest(now) in digests_after(last, results):
+            if is_link:
+                notes.append("is now a link to another file")
+            elif digest(now) in digests_after(last, results):
                 after, is_known = now, True
             else:
                 notes.append("deleted by someone else since" if now is None else "changed by someone else since")

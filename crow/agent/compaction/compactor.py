@@ -112,14 +112,14 @@ class Compactor:
         Return None in these cases: hiding old tool outputs is enough (this takes no time and can wait), nothing can be
         compacted, a hook forbids the compaction, or no model writes a summary.
         """
-        going = self._early_pass()
-        drafts = plan(self._branch.projection, going.limits, going.measured, "early")
+        current = self._early_pass()
+        drafts = plan(self._branch.projection, current.limits, current.measured, "early")
         if isinstance(drafts, (Noop, Mask)) or not drafts:
             return None
-        advice = await self._call_before_hooks(going, "summary")
+        advice = await self._call_before_hooks(current, "summary")
         if advice.deny:
             return None
-        prepared = await self._writer.prepare(self.model, drafts, replace(going, advice=advice), show=ignore)
+        prepared = await self._writer.prepare(self.model, drafts, replace(current, advice=advice), show=ignore)
         return None if prepared.summary.method == "fallback" else prepared
 
     async def _use(self, prepared: PreparedCheckpoint) -> bool:
@@ -132,11 +132,11 @@ class Compactor:
         if any(isinstance(entry.body, (Prompt, Checkpoint, Mask, Restore)) for entry in newer):
             return False
         compaction_id = _new_compaction_id()
-        going = self._early_pass()
-        fitting = await self._writer.fit(compaction_id, prepared, going)
+        current = self._early_pass()
+        fitting = await self._writer.fit(compaction_id, prepared, current)
         if fitting is None:
             return False
-        store = partial(self._store_checkpoint, *fitting, prepared.summary, going.measured)
+        store = partial(self._store_checkpoint, *fitting, prepared.summary, current.measured)
         result = await self._announce(compaction_id, "early", store)
         assert result.entry is not None
         await self._finish(result.entry, "early")
@@ -198,20 +198,20 @@ class Compactor:
         wish = wish or CompactionWish()
         measured = self.gauge.measured()
         limits = self._writer.limits(measured.fixed, window, wish)
-        going = Pass(reason=reason, wish=wish, measured=measured, limits=limits)
+        current = Pass(reason=reason, wish=wish, measured=measured, limits=limits)
         decision = plan(self._branch.projection, limits, measured, reason)
         if isinstance(decision, Noop):
             why = wish.why_not(measured) if decision.is_too_short else ""
             return CompactionResult(outcome="noop", words=why or decision.why)
         if not decision:
             return _too_small(self.model.info.name, limits, measured)
-        advice = await self._call_before_hooks(going, "mask" if isinstance(decision, Mask) else "summary")
+        advice = await self._call_before_hooks(current, "mask" if isinstance(decision, Mask) else "summary")
         if advice.deny:
             return CompactionResult(outcome="noop", words=advice.deny)
         if isinstance(decision, Mask):
             result = await self._mask(decision, measured)
         else:
-            result = await self._summarise(decision, replace(going, advice=advice))
+            result = await self._summarise(decision, replace(current, advice=advice))
         if result.entry is not None:
             await self._finish(result.entry, reason)
         return result
@@ -221,17 +221,17 @@ class Compactor:
         await self.gauge.tell()
         await self._call_after_hooks(entry, reason)
 
-    async def _call_before_hooks(self, going: Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
+    async def _call_before_hooks(self, current: Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
         if self._hooks is None:
             return CompactionAdvice()
         return await self._hooks.before_compact(
             {
                 "kind": kind,
-                "reason": going.reason,
-                "focus": going.wish.focus,
-                "tokens": going.measured.used,
-                "threshold": going.limits.threshold,
-                "window": going.limits.window,
+                "reason": current.reason,
+                "focus": current.wish.focus,
+                "tokens": current.measured.used,
+                "threshold": current.limits.threshold,
+                "window": current.limits.window,
                 "previous_summary": self._writer.previous_summary(),
             }
         )
@@ -258,11 +258,11 @@ class Compactor:
         words = f"Hid old tool outputs from the model: {_tokens_saved(body)}. The model can recall them."
         return CompactionResult(outcome="masked", words=words, entry=entry)
 
-    async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
+    async def _summarise(self, drafts: Sequence[CheckpointDraft], current: Pass) -> CompactionResult:
         """Write and store a checkpoint, and tell the client about it."""
         compaction_id = _new_compaction_id()
-        work = partial(self._write_checkpoint, compaction_id, drafts, going)
-        return await self._announce(compaction_id, going.reason, work)
+        work = partial(self._write_checkpoint, compaction_id, drafts, current)
+        return await self._announce(compaction_id, current.reason, work)
 
     async def _announce(
         self, compaction_id: str, reason: Reason, work: Callable[[], Awaitable[CompactionResult]]
@@ -290,23 +290,23 @@ class Compactor:
                 await self._branch.publish(replace(event, status=status, detail=detail))
 
     async def _write_checkpoint(
-        self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
+        self, compaction_id: str, drafts: Sequence[CheckpointDraft], current: Pass
     ) -> CompactionResult:
         """Write a summary and store a checkpoint with it, if that makes the request small enough."""
 
         async def show(text: str) -> None:
             await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
 
-        prepared = await self._writer.prepare(self.model, drafts, going, show=show)
-        fitting = await self._writer.fit(compaction_id, prepared, going)
+        prepared = await self._writer.prepare(self.model, drafts, current, show=show)
+        fitting = await self._writer.fit(compaction_id, prepared, current)
         if fitting is not None:
-            return await self._store_checkpoint(*fitting, prepared.summary, going.measured)
-        if going.reason == "command":
-            words = going.wish.why_not(going.measured)
+            return await self._store_checkpoint(*fitting, prepared.summary, current.measured)
+        if current.reason == "command":
+            words = current.wish.why_not(current.measured)
             words = words or "The conversation is already so short that a summary would be longer."
             return CompactionResult(outcome="noop", words=words)
         self._passes.append(self._branch.answers)
-        return _too_small(self.model.info.name, going.limits, going.measured)
+        return _too_small(self.model.info.name, current.limits, current.measured)
 
     async def _store_checkpoint(
         self, body: Checkpoint, prompt: Prompt | None, summary: Summary, measured: Measure

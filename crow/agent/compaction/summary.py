@@ -74,7 +74,7 @@ _UPDATE = (
 )
 
 _MARK = re.compile(r"(?:^|(?<=\r))(?=[^\S\n]*\[(?:user|assistant|result|calls)\b)", re.MULTILINE | re.IGNORECASE)
-"""Matches the beginning of a line that looks like the start of a message in a transcript."""
+"""Matches the beginning of a line that looks like the first line of a message in a transcript."""
 
 _FRAME = re.compile(
     r"(?:^|(?<=\r))(?=[^\S\n]*(?:</?(?:message|skill|file_*)\b|## Messages of the user, word for word))",
@@ -82,6 +82,8 @@ _FRAME = re.compile(
 )
 """Matches the beginning of a line that looks like a tag or heading that crow writes around a part of a checkpoint."""
 
+_MESSAGE_TOKENS = 2_000
+"""In a transcript, a prompt or an answer has at most this many estimated tokens."""
 _OUTPUT_CHARS = 2_000
 _ARGUMENT_CHARS = 500
 _NOTE_CHARS = 200
@@ -239,6 +241,8 @@ def _transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
     newest: list[str] = []
     for message in reversed(messages):
         text = _serialised(message)
+        if not newest:  # even in a small window, the summary must cover the newest message
+            text = shorten_to_tokens(text, left - 1)
         left -= estimate_text(text) + 1
         if left < 0:
             newest.append(f"[{len(messages) - len(newest)} earlier messages are left out.]")
@@ -290,9 +294,9 @@ def _serialised(message: Message) -> str:
         case SystemMessage(text=text):
             return text
         case UserMessage(parts=parts):
-            return f"[user]\n{_without_marks(shorten_to_tokens(parts_text(parts), _OUTPUT_CHARS))}"
+            return f"[user]\n{_without_marks(shorten_to_tokens(parts_text(parts), _MESSAGE_TOKENS))}"
         case AssistantMessage(text=text, calls=calls):
-            lines = [f"[assistant]\n{_without_marks(shorten_to_tokens(text, _OUTPUT_CHARS))}"]
+            lines = [f"[assistant]\n{_without_marks(shorten_to_tokens(text, _MESSAGE_TOKENS))}"]
             lines += [
                 f"[calls {call.name}] {_without_marks(shorten_middle(call.arguments, _ARGUMENT_CHARS))}"
                 for call in calls

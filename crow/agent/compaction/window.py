@@ -65,7 +65,12 @@ class _EndpointWindow:
 
 class ContextWindow:
     """The context windows of the models of one session. If `memory` is None, this object does not store what it learns.
-    `today` returns the date in UTC."""
+    `today` returns the date in UTC.
+
+    For each endpoint, either the declared window applies, because nothing smaller was learned, or a learned window
+    applies, or the learned window is being tested: then the declared one applies until a refusal confirms the learned
+    window or an answer disproves it.
+    """
 
     def __init__(
         self, memory: EndpointMemory | None = None, session: str = "", *, today: Callable[[], date] = utc_today

@@ -99,12 +99,12 @@ class CheckpointWriter:
         return wish.applied_to(self._gauge.limits(fixed, window=window), self._gauge.settings)
 
     async def prepare(
-        self, model: Model, drafts: Sequence[CheckpointDraft], going: Pass, *, show: Callable[[str], Awaitable[None]]
+        self, model: Model, drafts: Sequence[CheckpointDraft], current: Pass, *, show: Callable[[str], Awaitable[None]]
     ) -> PreparedCheckpoint:
         """Write the summary for these drafts with the session's model. Call `show` with each piece of it."""
         projection, context, leaf = self._branch.projection, self._branch.context(), self._branch.entries[-1].id
         return PreparedCheckpoint(
-            summary=await self._summary(model, self._job(context, drafts[0], going, show), going.advice.summary),
+            summary=await self._summary(model, self._job(context, drafts[0], current, show), current.advice.summary),
             drafts=drafts,
             projection=projection,
             context=context,
@@ -113,12 +113,12 @@ class CheckpointWriter:
         )
 
     async def fit(
-        self, compaction_id: str, prepared: PreparedCheckpoint, going: Pass
+        self, compaction_id: str, prepared: PreparedCheckpoint, current: Pass
     ) -> tuple[Checkpoint, Prompt | None] | None:
         """Find the first draft that makes the next request small enough, and smaller than it would be without a
         compaction. Return the checkpoint made from this draft, and its prompt entry. Return None if no draft is good
         enough. To measure a draft, render the request that would result from it."""
-        context, drafts, measured = prepared.context, prepared.drafts, going.measured
+        context, drafts, measured = prepared.context, prepared.drafts, current.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
         # the summary does not cover entries that arrived after it was begun
         newer = next((entry.id for entry in self._branch.projection.entries_after(prepared.leaf)), None)
@@ -135,14 +135,14 @@ class CheckpointWriter:
                 mode=self._branch.row.mode,
                 method=prepared.summary.method,
                 model_calls=prepared.summary.model_calls,
-                focus=going.wish.focus,
+                focus=current.wish.focus,
                 tokens_before=measured.used,
             )
             bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
             after = with_bodies(self._branch.entries, *bodies)
             tokens = round(after.estimate * measured.scale)
             fixed = round(after.fixed_estimate * measured.scale)
-            limits = self.limits(fixed, going.limits.window, going.wish)
+            limits = self.limits(fixed, current.limits.window, current.wish)
             if tokens < measured.used and fits(tokens, draft, limits, len(context.messages)):
                 return await self._show_files(replace(body, tokens_after=tokens), prompt, limits, measured), prompt
         return None
@@ -181,7 +181,7 @@ class CheckpointWriter:
         return body
 
     def _job(
-        self, context: Context, draft: CheckpointDraft, going: Pass, show: Callable[[str], Awaitable[None]]
+        self, context: Context, draft: CheckpointDraft, current: Pass, show: Callable[[str], Awaitable[None]]
     ) -> SummaryJob:
         """Return what the summary is made from."""
         return SummaryJob(
@@ -189,13 +189,13 @@ class CheckpointWriter:
             messages=context.messages[: draft.start],
             estimate=context.tools_estimate + sum(context.estimates[: draft.start]),
             previous=self.previous_summary(),
-            limits=replace(going.limits, summary=draft.summary_tokens),
-            scale=going.measured.scale,
+            limits=replace(current.limits, summary=draft.summary_tokens),
+            scale=current.measured.scale,
             deadline_s=self._helpers.deadline_s,
             stream=partial(summary_stream, self._branch),
             instruction=self._gauge.settings.instruction,
-            focus=going.wish.focus,
-            context=going.advice.context,
+            focus=current.wish.focus,
+            context=current.advice.context,
             cache_key=self._branch.row.id,
             thought_level=self._branch.thought_level,
             show=show,

@@ -57,9 +57,10 @@ class _Others:
     """What is known of other processes that work on the session."""
 
     own: set[int] | None = None
-    """The entries of this process that `Branch.follow` has not got yet. None if the branch is not followed."""
+    """The ids of entries that this process stored and `Branch.follow` has not received yet. None if the branch is not
+    followed."""
     known_to: int = 0
-    """The newest entry of the session that this process knows, on any path."""
+    """The id of the newest entry of the session, on any path, that this process knows."""
     have_taken_over: bool = False
     """Whether another process has taken over a turn of this process, and its entries are not in the projection yet."""
 
@@ -90,8 +91,11 @@ class Branch:
     """A session's path, from the newest valid checkpoint to the leaf.
 
     An entry is stored first, then added to the projection, then published, so the client and the model never see an
-    entry that is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store
-    it.
+    entry that is not on disk.
+
+    A branch has three states. Idle: `claimed_to` is None. In a turn: from `claim` until the turn is released.
+    Unsettled: the store has refused the end of the turn, which stays in memory until `settle` can store it and release
+    the turn.
     """
 
     def __init__(self, store: BranchStore, publisher: Publisher, tail: Tail) -> None:
@@ -119,6 +123,7 @@ class Branch:
         self._stand_on(tail)
 
     def _stand_on(self, tail: Tail) -> None:
+        """Replace everything in memory by a tail that was just read from the store."""
         self.row = tail.row
         self.leaf = tail.row.leaf
         """The newest entry in memory. Another process may have moved the stored leaf."""
@@ -316,6 +321,7 @@ class Branch:
             await self._reload()
 
     async def _reload(self) -> None:
+        """Read the session's current path from the store."""
         self._stand_on(await self._store.tail(self.row.id))
         self.turn = max(self.turn, self.entries[-1].turn if self.entries else 0)
 
@@ -436,7 +442,7 @@ class Branch:
                 self._stand_on(await self._store.tail(self.row.id))
 
     async def save_draft(self, *, message_id: str, text: str, thought: str) -> None:
-        """Save a piece of the running answer."""
+        """Save the next pieces of the answer that is being streamed, so that a crash does not lose them."""
         await self._store.save_draft(
             self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
         )

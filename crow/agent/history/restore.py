@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
+import anyio
+
 from crow.agent import Client, PermissionQuestion, new_remark
 from crow.agent.history.branch import Branch
 from crow.agent.history.rewind import (
+    CANCEL_S,
     TOOL_NAME,
     RestoreResult,
     find_restorable_files,
@@ -26,9 +29,9 @@ from crow.tools.layers import ChangeSet, Conflict
 
 _MAX_NAMES = 3
 _INVERTS = "inverts"
-"""Says which change set another one undoes."""
+"""The key in `ChangeSet.about` of the id of the change set that this one undoes."""
 _CALL = "call"
-"""Says to which call a change set belongs."""
+"""The key in `ChangeSet.about` of the id of the call that made the change set."""
 _GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
 
 
@@ -53,9 +56,9 @@ async def names_of(workspace: Workspace, changes: Sequence[Entry]) -> tuple[str,
 
 
 async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return which of the changes on the path that the session leaves have to be undone: all but those of restores. A
-    restore is undone only if it took back what the session goes back to. Both `left` and `gained`, the path that the
-    session goes to, are file entries and results."""
+    """Return the changes to undo when the session moves from one path to another. `left` and `gained` are file entries
+    and results, oldest first: those that only the old path has, and those that only the new path has. Changes by an
+    earlier restore are undone only if that restore took back a change in `gained`."""
     restores = {
         entry.body.call
         for entry in (*left, *gained)
@@ -76,7 +79,8 @@ async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: S
 
 
 async def _takes_back(workspace: Workspace, restored: File, sets: Collection[str]) -> bool:
-    """Return whether a restore took back one of these change sets: it undid it, or undid what did it again."""
+    """Return whether a restore, which stored `restored`, undid one of the change sets `sets`. Undo and redo form a
+    chain in which each change set inverts the one before it, so every second one is an undo of the first."""
     is_undo, change_set = False, await _find(workspace, restored.change_set)
     while change_set is not None and (inverted := change_set.about.get(_INVERTS)) is not None:
         is_undo = not is_undo
@@ -91,7 +95,8 @@ async def _find(workspace: Workspace, identifier: str) -> ChangeSet | None:
 
 
 class Restore:
-    """Restores files as one announced call that belongs to the entry `command`."""
+    """Restores the files that commands and built-in tools changed, as one announced call that belongs to the entry
+    `command`."""
 
     def __init__(self, branch: Branch, client: Client, workspace: Workspace, command: Entry) -> None:
         self._branch = branch
@@ -141,7 +146,8 @@ class Restore:
             return RestoreResult(left=tuple(self._left))
         finally:
             if is_open:
-                await self._branch.publish(CallEnded(call=self._call, text="No more files were restored."))
+                with anyio.move_on_after(CANCEL_S, shield=True):
+                    await self._branch.publish(CallEnded(call=self._call, text="No more files were restored."))
 
     async def _store(self, announcement: Announcement) -> None:
         text = "\n".join(self._lines) or "Nothing had to be restored."
@@ -184,7 +190,12 @@ class Restore:
             return
         if not change_set.operations:  # crow was killed before it moved anything
             return
-        made = await layers.invert(change_set, {_INVERTS: change_set.id, _CALL: self._call.call_id})
+        try:
+            made = await layers.invert(change_set, {_INVERTS: change_set.id, _CALL: self._call.call_id})
+        except OSError as error:
+            self._lines.append(f"Not restored: {changed.path}: {error.strerror or error}.")
+            self._left.append(changed.path)
+            return
         entry = File(
             call=self._call, path=changed.path, before=None, after_hash="", recorded_here=True, change_set=made.id
         )
@@ -195,9 +206,9 @@ class Restore:
             self._lines += [f"Not restored: {path} was changed by someone else just now." for path in error.paths]
             self._left += [*error.paths]
         except OSError as error:
-            self._lines.append(f"Not restored: {error.strerror or error}.")
+            self._lines.append(f"Not restored: {changed.path}: {error.strerror or error}.")
             self._left.append(changed.path)
         else:
             self._lines += [f"Restored: {each.name}." for each in made.operations if not each.is_meta]
-        self._lines += [f"Not restored: {skipped}." for skipped in made.skipped]
-        self._left += [skipped.split(" ")[0] for skipped in made.skipped]
+        self._lines += [f"Not restored: {path} {reason}." for path, reason in made.skipped]
+        self._left += [path for path, _ in made.skipped]

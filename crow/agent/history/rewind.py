@@ -26,7 +26,8 @@ from crow.tools import PlannedCall, Workspace
 
 TOOL_NAME = "put_back_files"
 ABSENT = ""
-_CANCEL_S = 2.0
+CANCEL_S = 2.0
+"""After a cancellation, telling the client that a restore has ended may take this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ async def restore_files(
         return RestoreResult(left=tuple(left))
     finally:
         if is_open:
-            with anyio.move_on_after(_CANCEL_S, shield=True):
+            with anyio.move_on_after(CANCEL_S, shield=True):
                 await branch.publish(CallEnded(call=call, text="No more files were restored."))
 
 

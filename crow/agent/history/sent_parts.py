@@ -1,4 +1,4 @@
-"""Notices when parts of earlier messages are sent to an endpoint in another way than before."""
+"""Notices when crow begins or stops to leave out parts of earlier messages for an endpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crow.llm import WIRE_TITLES, ModelInfo
 
 
 class SentParts:
-    """For each endpoint, the parts of a session's messages that are left out, and the API."""
+    """For each endpoint, the parts of a session's messages that are not sent to it, and the API that is used."""
 
     def __init__(self, session_id: str) -> None:
         self._session_id = session_id

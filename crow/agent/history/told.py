@@ -1,4 +1,4 @@
-"""What the clients of a session were last told of its row."""
+"""Remembers which title, mode, options and cost of a session its clients know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN_KEYS = ("thought_level", "auto_compact")
 
 @dataclass(slots=True)
 class Told:
-    """What the clients of a session were last told of its row."""
+    """The values of a session's row that its clients were told last."""
 
     title: str | None
     mode: str
@@ -29,7 +29,7 @@ class Told:
         return cls(row.title, row.mode, _options_of(row))
 
     def note(self, event: Event, row: SessionRow) -> None:
-        """Note an event that the clients are told now."""
+        """Take over the values in an event that is being sent to the clients."""
         match event:
             case ContextMeasured(cost=cost):
                 self.cost = cost
@@ -41,7 +41,7 @@ class Told:
                 self.options = _options_of(row)
 
     def missing(self, row: SessionRow) -> Iterator[Event]:
-        """Yield what the clients do not know of `row` yet, except for its cost."""
+        """Yield an event for each value of `row` that the clients do not know yet, except for the cost."""
         if row.title != self.title:
             yield TitleChanged(title=row.title)
         if row.mode != self.mode:

@@ -16,7 +16,6 @@ from crow.tools.layers import Changes, Conflict, Layer
 from crow.tools.layers.describe import MB, diffs_of, named, some
 from crow.tools.layers.session import Layers
 from crow.tools.layers.snapshots import Snapshot, confirm
-from crow.tools.layers.states import TooLargeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +130,8 @@ async def _stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> lis
                 cwd = invocation.context.workspace.cwd
                 await invocation.ports.log.before_keeping(invocation.call_id, changed.id, cwd)
                 await anyio.to_thread.run_sync(confirm, changed)
-    except (TooLargeError, OSError) as error:
-        return [f"[What this command changed cannot be undone: {getattr(error, 'strerror', None) or error}.]"]
+    except OSError as error:
+        return [f"[What this command changed cannot be undone: {error.strerror or error}.]"]
     return [f"[No undo can restore these: {some(snapshot.lost)}.]"] if snapshot.lost else []
 
 

@@ -49,15 +49,16 @@ class Change:
     path: str
     """The absolute path in the workspace."""
     source: str = ""
-    """Where the new content is now. Empty for a deleted file."""
+    """The path of the new content, in the layer. Empty for a deleted file."""
     kind: str = "file"
-    """What the path is now, or was before it was deleted."""
+    """What the path is now, or was before it was deleted: see `Kind` in `states.py`."""
     size: int = 0
+    """In bytes."""
     is_ignored: bool = False
     """Git ignores the file."""
     is_protected: bool = False
     is_same: bool = False
-    """Only times have changed, or what git notes about them."""
+    """Only times have changed, or git's index, in which git notes the times of files."""
     target: str = ""
     """Where a link leads."""
 
@@ -77,7 +78,7 @@ class Operation:
     inode: int = 0
     """The number of the source's file, by which it is recognised wherever it is moved."""
     is_meta: bool = False
-    """Only the mode, the time and the attributes of a directory."""
+    """Only the mode, the time and the attributes of a directory change."""
     is_ignored: bool = False
     """Git ignores everything in it."""
 
@@ -134,7 +135,7 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
     changes = Changes(layer=layer.id, is_live=is_live)
     for overlay in layer.overlays:
         try:
-            _Look(layer, overlay, rules or LookRules(), changes).whole()
+            _Look(layer, overlay, rules or LookRules(), changes).run()
         except TooLargeError as error:
             changes.problem = str(error)
     if all(_is_time(each) for each in changes.operations):  # such as a directory with a file that was removed again
@@ -160,7 +161,7 @@ def _is_time(operation: Operation) -> bool:
 
 
 class _Look:
-    """One look at one overlay."""
+    """Finds what has changed in one overlay of a layer, and adds it to `changes`."""
 
     def __init__(self, layer: Layer, overlay: Overlay, rules: LookRules, changes: Changes) -> None:
         self._layer = layer
@@ -170,14 +171,16 @@ class _Look:
         self._changes = changes
         self._entries = 0
         self._late_indexes: list[str] = []
+        """Git indexes that somebody else has changed since the layer was opened. Relative to the root."""
 
-    def whole(self) -> None:
+    def run(self) -> None:
+        """:raises TooLargeError: there are too many files, or they are nested too deeply."""
         above = os.open(self._overlay.upper, OPEN_DIRECTORY)
         try:
             below = os.open(self._overlay.root, OPEN_DIRECTORY)
             try:
                 self._merged(above, below, "", 0, is_ignored=False)
-                self._meta(above, below, "")
+                self._meta(above, below, "", os.fstat(above), os.fstat(below))
                 self._check_indexes()
             finally:
                 os.close(below)
@@ -203,11 +206,10 @@ class _Look:
                     self._removed(path, name, below, ignored)
             elif stat.S_ISDIR(status.st_mode):
                 with opened(name, above) as inner:
-                    is_over = before is not None and stat.S_ISDIR(before.st_mode) and not has_xattr(inner, "opaque")
-                    if is_over:
+                    if before is not None and stat.S_ISDIR(before.st_mode) and not has_xattr(inner, "opaque"):
                         with opened(name, below) as lower:
                             self._merged(inner, lower, f"{path}/", depth + 1, is_ignored=ignored)
-                            self._meta(inner, lower, path)
+                            self._meta(inner, lower, path, status, before)
                         continue
                     is_copied = has_xattr(inner, "origin") and not has_xattr(inner, "opaque")
                     if before is None and is_copied and self._is_changed_below(below, path):
@@ -357,8 +359,8 @@ class _Look:
             _plain_mode(place, status)
 
     def _clean_inside(self, name: str, above: int) -> None:
-        """Do the same with everything in a directory, except for modes: `_list_below` removes the bits that no file
-        keeps, as it has to find out the modes anyway."""
+        """Remove the same from everything in a directory, except for bits of modes: `_list_below` removes these, as it
+        has to find out the modes anyway."""
         with opened(name, above) as inner:
             times, base = os.fstat(inner), proc_path(inner)
             others, folders = [], []
@@ -384,9 +386,8 @@ class _Look:
     def _relative(self, directory: int) -> str:
         return os.path.relpath(os.readlink(proc_path(directory)), self._overlay.upper)
 
-    def _meta(self, above: int, below: int, path: str) -> None:
+    def _meta(self, above: int, below: int, path: str, own: os.stat_result, before: os.stat_result) -> None:
         """Add what has changed of a directory itself. Its time counts only if something in it has changed."""
-        own, before = os.fstat(above), os.fstat(below)
         xattrs = xattrs_of(above)
         is_changed = stat.S_IMODE(own.st_mode) != stat.S_IMODE(before.st_mode) or xattrs != xattrs_of(below)
         prefix = f"{path}/" if path else ""

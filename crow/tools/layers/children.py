@@ -47,8 +47,9 @@ _ALL_BASES_BYTES = 200_000_000
 UNKNOWN = State(kind="other")
 """The base of a path that was changed in the workspace and in the layer at the same time."""
 _KEPT_S = 30 * 86_400
+"""A layer that was not used for so long is removed."""
 UNNEEDED_S = 7 * 86_400
-"""The layer of a deleted session stays for so long, because its session may be in another database."""
+"""A layer stays for so long even if no session of this database names it: its session may be in another database."""
 _NEW_S = 3_600
 """A layer that a process began to create longer ago was left over by a kill."""
 _TOTAL_BYTES = 10_000_000_000
@@ -91,11 +92,11 @@ class ChildLayer:
         return self.layer.directory
 
     def begin(self) -> None:
-        """Say that a command or an edit begins. Call `note` when it has ended."""
+        """Record when a command or an edit begins. Call `note` when it has ended."""
         _write_text(self.directory / "since", str(time.time_ns()))
 
     def note(self) -> None:
-        """Remember the bases of what the last command or edit has changed first. No command may be running.
+        """Remember the base of each path that was first changed by the last command or edit. No command may be running.
 
         :raises TooLargeError: there are too many files.
         """
@@ -186,16 +187,15 @@ class _Notes:
         try:
             below = os.open(overlay.root, OPEN_DIRECTORY)
             try:
-                self._walk(above, below, str(overlay.root), 0)
+                self._walk(above, below, str(overlay.root), 0, os.fstat(below))
             finally:
                 os.close(below)
         finally:
             os.close(above)
 
-    def _walk(self, above: int, below: int, folder: str, depth: int) -> None:
+    def _walk(self, above: int, below: int, folder: str, depth: int, own: os.stat_result) -> None:
         if depth > MAX_DEPTH:
             raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
-        own = os.fstat(below)
         self.metas[folder] = self._child.metas.get(folder) or meta_of(own, xattrs_of(below))
         with os.scandir(above) as entries:
             names = sorted(entry.name for entry in entries)
@@ -212,7 +212,7 @@ class _Notes:
                 with opened(name, above) as inner:
                     if not has_xattr(inner, "opaque"):
                         with opened(name, below) as lower:
-                            self._walk(inner, lower, path, depth + 1)
+                            self._walk(inner, lower, path, depth + 1, before)
                         continue
             if stat.S_ISDIR(status.st_mode) and (path in self._child.metas or path not in self._child.bases):
                 with opened(name, above) as inner:
@@ -223,7 +223,7 @@ class _Notes:
         """Return the base of a path, which is a name in an open directory of the workspace."""
         walked = Walked()
         state = state_of(name, below, walked=walked)
-        if walked.newest_ns > self._since_ns or self._was_known_otherwise(path, below):
+        if walked.newest_ns > self._since_ns or self._has_changed_inside(path, below):
             return Base(state=UNKNOWN)
         is_short = state.kind == "file" and state.size <= BASE_BYTES
         if not is_short or self._child.copied + state.size > _ALL_BASES_BYTES:
@@ -238,7 +238,7 @@ class _Notes:
         # it may have been replaced while it was copied
         return Base(state=state, copy=copy) if state_of(name, below) == state else Base(state=UNKNOWN)
 
-    def _was_known_otherwise(self, path: str, below: int) -> bool:
+    def _has_changed_inside(self, path: str, below: int) -> bool:
         """Return whether the subagent has removed a directory in which it had changed files before, and in which the
         workspace's files have changed since. It never saw these versions, so it did not mean to remove them."""
         for other, base in self._child.bases.items():
@@ -274,7 +274,8 @@ def _remove_whiteouts(folder: int, depth: int) -> None:
 
 
 def _top_of_change(overlay: Overlay, parts: Sequence[str]) -> Path:
-    """Return the path at which a layer stops to lie over a directory of the workspace, on the way to another path."""
+    """Return the first path, on the way to another one, at which the layer does not lie over a directory of the
+    workspace. A change below it counts as a change of this path."""
     above, below = overlay.upper, overlay.root
     for part in parts[:-1]:
         above, below = above / part, below / part
@@ -291,7 +292,7 @@ def open_child(place: Place, identifier: str, roots: Sequence[Path]) -> ChildLay
     """Open the layer of a subagent. It is created if there is none.
 
     :raises LayerBusy: another process uses it. :raises RootsChanged: it belongs to other directories.
-    :raises OSError: it cannot be created.
+    :raises OSError: it cannot be created or has too many files. :raises ValueError: its notes are damaged.
     """
     # the built-in tools refuse paths with links
     directory = Path(os.path.realpath(place.children)) / os.path.basename(identifier)
@@ -409,8 +410,7 @@ def has_child(place: Place, identifier: str) -> bool:
 
 
 def children(place: Place, *, unused_s: float = 0) -> tuple[str, ...]:
-    """Return the ids of the subagents that have layers and were not used for so many seconds, those first that were
-    used last."""
+    """Return the ids of the subagents whose layers were not used for so many seconds, most recently used first."""
     found = []
     with suppress(OSError):
         for path in place.children.iterdir():

@@ -20,7 +20,7 @@ MB = 1_000_000
 
 
 def _shown(path: str) -> str:
-    """Return a path on one line. A file may have any name, such as one that looks like several."""
+    """Return a path on one line. A name with line breaks must not look like several files."""
     return safe(path.encode(errors="backslashreplace").decode().replace("\n", "\\n").replace("\t", "\\t"))
 
 
@@ -31,7 +31,7 @@ def some(paths: Sequence[str]) -> str:
 
 
 def named(changes: Changes) -> str:
-    """Name the changed files in one line: for many of one directory, only their number."""
+    """Name the changed files in one line. Many files of one directory are counted instead."""
     return "; ".join(_described(changes.shown))
 
 

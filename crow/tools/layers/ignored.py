@@ -32,8 +32,8 @@ class Pattern:
 
 @dataclass(slots=True)
 class IgnoreRules:
-    """What git ignores in the repositories of a workspace. The ignore files are read once, so it should be made before
-    a command runs or for one look, and never read the files of a layer."""
+    """What git ignores in the repositories of a workspace. Each ignore file is read once, so these rules are made anew
+    for each command or look. They never read the files of a layer."""
 
     roots: Sequence[str]
     _patterns: dict[str, tuple[Pattern, ...]] = field(default_factory=dict)

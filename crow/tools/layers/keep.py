@@ -28,7 +28,7 @@ from pathlib import Path
 
 from crow.tools.layers.changes import Changes, Operation
 from crow.tools.layers.moves import Conflict, Movers, Parents, image_path, move, move_back
-from crow.tools.layers.place import Layer, Place, discard, ownerless
+from crow.tools.layers.place import Layer, Place, discard, is_unfinished, ownerless
 from crow.tools.layers.sets import (
     ChangeSet,
     directory_of,
@@ -42,11 +42,12 @@ from crow.tools.layers.sets import (
 )
 from crow.tools.layers.states import (
     ABSENT,
-    OPEN_DIRECTORY,
     Copier,
     State,
     apply_meta,
     digest_of,
+    mount_of,
+    open_directory,
     state_of,
     status_of,
     sync_file_system,
@@ -82,8 +83,8 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
         raise Conflict(changes.conflicts)
     with new_set(place, [str(overlay.root) for overlay in layer.overlays], about) as change_set:
         operations = []
-        own = layer.directory.stat().st_dev
-        elsewhere = {root for root, base in change_set.bases.items() if os.stat(base).st_dev != own}
+        own = mount_of(layer.directory)
+        elsewhere = {root for root, base in change_set.bases.items() if mount_of(base) != own}
         for number, operation in enumerate(changes.operations):
             if operation.source and (changes.is_live or operation.root in elsewhere):
                 base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
@@ -106,7 +107,7 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
             now = done.after if done.is_meta else _state_now(done, parents)
             problem = "" if done.is_meta else _problem_of_undo(change_set, number, done, now)
             if problem:
-                skipped.append(f"{done.name} {problem}")
+                skipped.append((done.name, problem))
                 continue
             operation = replace(done, before=now, after=done.before, source="", inode=0)
             if not done.is_meta and done.before != ABSENT:
@@ -116,7 +117,7 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
                     base, source = made.bases[done.root], (str(image.parent), image.name)
                     staged = _stage(operation, base, number, source, is_kept=True)
                 if staged is None:
-                    skipped.append(f"{operation.name} cannot be restored")
+                    skipped.append((operation.name, "cannot be restored"))
                     continue
                 operation = replace(staged, after=done.before)
             operations.append(operation)
@@ -144,7 +145,8 @@ def _problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: S
     if not has_image(done):
         return f"was too large to keep ({done.before.size // 1_000_000} MB)"
     if done.before != ABSENT and _intact_image(change_set, number, done) is None:
-        return "cannot be restored, because its old content is damaged"
+        is_there = os.path.lexists(change_set.image(number))
+        return f"cannot be restored, because its old content {'is damaged' if is_there else 'was not kept'}"
     return ""
 
 
@@ -173,7 +175,7 @@ def _stage(
             parent, own = parents.open(*source)
             status = os.lstat(own, dir_fd=parent)
             is_linked = is_kept and stat.S_ISREG(status.st_mode) and status.st_nlink > 1
-            if is_linked and status.st_dev == os.fstat(target).st_dev:
+            if is_linked and mount_of(source[0]) == mount_of(folder):
                 # the file has another name in the workspace, so an undo makes both names one file again
                 os.link(own, name, src_dir_fd=parent, dst_dir_fd=target, follow_symlinks=False)
             elif not Copier().copy(own, parent, name, target):
@@ -206,11 +208,11 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
         if any(base != str(change_set.directory) for base in change_set.bases.values()):
             _flush(change_set.directory)  # the workspace has a journal of its own
         try:
-            _move_all(change_set)
+            _keep_all(change_set)
         except (Conflict, OSError):
             _take_back(change_set)
             raise
-        _finish(change_set)
+        _clean_up(change_set)
     finally:
         os.close(change_set.lock)
     if layer is not None:
@@ -231,36 +233,39 @@ def _is_as_expected(operation: Operation, parents: Parents) -> bool:
         return False
 
 
-def _move_all(change_set: ChangeSet) -> None:
-    """Do those operations that have not been done yet."""
+def _keep_all(change_set: ChangeSet) -> None:
+    """Do those operations that have not been done yet, copy what they replaced to where it stays, and record that the
+    changes are kept."""
     with Movers() as movers:
         for number, operation in enumerate(change_set.operations):
             if not operation.is_meta:
                 move(movers.mover(change_set, number))
     _apply_metas(change_set, is_back=False)
     _sync_moves(change_set)
-
-
-def _finish(change_set: ChangeSet) -> None:
-    """Copy what was replaced to where it stays, remove what is not needed, and record that the changes are kept."""
     for number, operation in enumerate(change_set.operations):
-        if operation.is_meta or operation.before.kind == "absent":
+        if operation.is_meta or operation.before.kind == "absent" or not has_image(operation):
             continue
-        image = Path(image_path(change_set, number, operation))
-        if not has_image(operation):
-            discard(image)
-            continue
-        final = change_set.image(number)
+        image, final = Path(image_path(change_set, number, operation)), change_set.image(number)
         is_shared = operation.before.kind == "file" and image.exists() and image.lstat().st_nlink > 1
         if image != final and os.path.lexists(image):
             _place_copy(image, final)
         elif is_shared:  # somebody may write to the file under its other name
             _place_copy(image, final.with_suffix(".copy"))
-    remove_bases(change_set.bases, change_set.directory)
     write_state(change_set.directory, "kept")
-    _flush(change_set.directory)
-    if (change_set.directory / "stage").is_dir():
-        discard(change_set.directory / "stage")
+
+
+def _clean_up(change_set: ChangeSet) -> None:
+    """Remove what a kept change set does not need any more. If that fails, or the process is killed, the file `bases`
+    is still there, and the next process does it."""
+    with suppress(OSError):
+        _flush(change_set.directory)
+        for number, operation in enumerate(change_set.operations):
+            if not has_image(operation):
+                discard(Path(image_path(change_set, number, operation)))
+        remove_bases(change_set.bases, change_set.directory)
+        if (change_set.directory / "stage").is_dir():
+            discard(change_set.directory / "stage")
+        (change_set.directory / "bases").unlink(missing_ok=True)
 
 
 def _place_copy(source: Path, to: Path) -> None:
@@ -309,7 +314,7 @@ def _apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
             continue
         with suppress(FileNotFoundError, NotADirectoryError), Parents() as parents:
             parent, name = parents.open(operation.root, operation.path)
-            handle = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+            handle = open_directory(name, parent)
             try:
                 if operation.is_meta:
                     apply_meta(handle, state)
@@ -373,38 +378,39 @@ def recover(place: Place) -> tuple[Recovered, ...]:
     """Complete the change sets whose process was killed while it moved files, or else take them back. Remove layers
     and change sets that nobody needs. Return the change sets that were completed or taken back."""
     found = []
-    needed: set[str] = set()
+    needed: list[str] = []
     for directory in _listed(place.changes):
-        state = read_state(directory)
-        if state == "kept" or (state == "taken back" and _is_young(directory)):
+        state, is_clean = read_state(directory), not (directory / "bases").exists()
+        if (state == "kept" and is_clean) or (state == "taken back" and _is_young(directory)):
             continue
         with ownerless(directory) as is_free:
             if not is_free:
                 continue
             if read_state(directory) == "applying":
                 found.append(_recover_set(directory))
-                needed |= _sources_of(directory) if found[-1].problem else set()
+                if found[-1].problem:
+                    needed += [each.source for each in read_set(directory).operations]
             elif read_state(directory) == "taken back":
                 discard(directory)
-            elif read_state(directory) != "kept":
+            elif read_state(directory) == "kept":
+                with suppress(OSError, ValueError):
+                    _clean_up(read_set(directory))
+            else:
                 _remove_unused(directory)
     # after the change sets, whose new files may still be there
     for directory in (*_listed(place.layers), *_listed(place.snapshots)):
         with ownerless(directory) as is_free:
-            if is_free and str(directory) not in needed:
+            if is_free and not any(source.startswith(f"{directory}{os.sep}") for source in needed):
                 with suppress(OSError):
                     discard(directory)
     return tuple(found)
 
 
-def _sources_of(directory: Path) -> set[str]:
-    """Return the directories of the layers in which the new files of a change set are."""
-    return {str(Path(*Path(each.source).parts[: len(directory.parts)])) for each in read_set(directory).operations}
-
-
 def _listed(folder: Path) -> list[Path]:
+    """Return the directories in a folder, oldest first, without those that a process is making or removing now."""
+    now = time.time()
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not is_unfinished(path, now))
     except OSError:
         return []
 
@@ -423,7 +429,10 @@ def _remove_unused(directory: Path) -> None:
         bases: dict[str, str] = json.loads((directory / "bases").read_text(encoding="utf-8", errors="surrogateescape"))
         remove_bases(bases, directory)
     with suppress(OSError):
-        empty(directory)
+        if (directory / "manifest").exists():
+            empty(directory)
+        else:
+            discard(directory)
 
 
 def _recover_set(directory: Path) -> Recovered:
@@ -431,14 +440,14 @@ def _recover_set(directory: Path) -> Recovered:
     paths = tuple(each.name for each in change_set.operations if not each.is_meta)
     made = Recovered(id=change_set.id, about=change_set.about, is_kept=True, paths=paths)
     try:
-        _move_all(change_set)
-        _finish(change_set)
+        _keep_all(change_set)
     except (Conflict, OSError) as error:
         try:
             _take_back(change_set)
         except (Conflict, OSError) as worse:
             return replace(made, is_kept=False, problem=f"{error}; {worse}")
         return replace(made, is_kept=False)
+    _clean_up(change_set)
     return made
 
 

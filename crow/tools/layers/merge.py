@@ -20,9 +20,11 @@ from crow.tools.layers.children import BASE_BYTES, UNKNOWN, ChildLayer
 from crow.tools.layers.keep import prepare
 from crow.tools.layers.moves import Conflict
 from crow.tools.layers.place import Overlay, Place, discard
-from crow.tools.layers.sets import ChangeSet, directory_of
+from crow.tools.layers.sets import ChangeSet, directory_of, remove_bases
 from crow.tools.layers.states import (
+    MAX_DEPTH,
     OPEN_DIRECTORY,
+    TooLargeError,
     has_xattr,
     is_whiteout,
     kind_of,
@@ -46,8 +48,11 @@ class Merge:
 
 def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bool = True) -> Merge:
     """Return what can be kept of a layer now. No command may run in it. This call blocks."""
-    dropped = [path for overlay in child.layer.overlays for path in clean(overlay)]
-    child.note()
+    try:
+        dropped = [path for overlay in child.layer.overlays for path in clean(overlay)]
+        child.note()
+    except TooLargeError as error:
+        return Merge(changes=Changes(problem=str(error)))
     changes = look(child.layer, rules, is_live=True)
     changes.dropped = dropped
     if changes.problem:
@@ -172,11 +177,16 @@ def _listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[C
 
 
 def clean(overlay: Overlay) -> list[str]:
-    """Remove from a layer what is never kept: sockets, devices, named pipes, and the bits that give out a user's
-    rights. Return the paths of the removed files in the workspace."""
+    """Remove from a layer what is never kept: sockets, devices, named pipes, and the set-user-id and set-group-id bits
+    of files. Return the removed files' absolute paths in the workspace.
+
+    :raises TooLargeError: directories are nested too deeply.
+    """
     dropped: list[str] = []
 
-    def walk(above: int, below: int | None, folder: str) -> None:
+    def walk(above: int, below: int | None, folder: str, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
         with os.scandir(above) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -186,10 +196,10 @@ def clean(overlay: Overlay) -> list[str]:
                 before = status_of(name, below)
                 with opened(name, above) as inner:
                     if before is None or not stat.S_ISDIR(before.st_mode) or has_xattr(inner, "opaque"):
-                        walk(inner, None, path)
+                        walk(inner, None, path, depth + 1)
                     else:
                         with opened(name, below if below is not None else above) as lower:
-                            walk(inner, lower, path)
+                            walk(inner, lower, path, depth + 1)
             elif kind == "file" and status.st_mode & 0o6000:
                 handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
                 try:
@@ -205,7 +215,7 @@ def clean(overlay: Overlay) -> list[str]:
     try:
         below = os.open(overlay.root, OPEN_DIRECTORY)
         try:
-            walk(above, below, str(overlay.root))
+            walk(above, below, str(overlay.root), 0)
         finally:
             os.close(below)
     finally:
@@ -220,7 +230,8 @@ def prepare_merge(place: Place, child: ChildLayer, merge: Merge, about: dict[str
     missing = wanted - {each.name for each in made.operations}
     if missing:
         with suppress(OSError):
-            os.close(made.lock)
+            remove_bases(made.bases, made.directory)
             discard(made.directory)
+        os.close(made.lock)
         raise Conflict(sorted(missing))
     return made

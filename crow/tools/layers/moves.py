@@ -1,4 +1,4 @@
-"""Moves files into the workspace and out of it, so that a killed process leaves no doubt about what it has done."""
+"""Moves files into the workspace and out of it, in steps that the next process can recognise after a kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from crow.tools.layers.states import (
 
 
 class Conflict(Exception):
-    """Files have changed underneath, so nothing was changed. `paths` are absolute."""
+    """Somebody else has changed files of the workspace, so crow has changed nothing. `paths` are absolute."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(f"changed meanwhile: {', '.join(paths)}")
@@ -33,7 +33,7 @@ class Conflict(Exception):
 
 
 def image_path(change_set: ChangeSet, number: int, operation: Operation) -> str:
-    """Return where the file is moved that an operation replaces."""
+    """Return where the file that an operation replaces is moved."""
     return f"{change_set.bases[operation.root]}/before/{number}"
 
 
@@ -43,22 +43,22 @@ class Mover:
 
     operation: Operation
     image: str
-    """Where the replaced file is moved."""
+    """The path to which the replaced file is moved."""
     parent: int
-    """The open directory of the path in the workspace."""
+    """The open directory in the workspace in which the path is."""
     name: str
-    """The path's name in it."""
+    """The path's name in `parent`."""
     source_parent: int = -1
-    """The open directory of the new file."""
+    """The open directory in which the new file is. -1 if there is no new file."""
     source_name: str = ""
-    """The new file's name in it."""
+    """The new file's name in `source_parent`."""
 
     def conflict(self) -> Conflict:
         """Return the error that says that somebody else has changed the path."""
         return Conflict([self.operation.name])
 
     def source_inode(self) -> int:
-        """Return the number of the file that is where the new file was; 0 if there is none."""
+        """Return the inode of what is now at the new file's first path; 0 if nothing is there."""
         status = status_of(self.source_name, self.source_parent)
         return 0 if status is None else status.st_ino
 
@@ -67,7 +67,7 @@ class Mover:
         return self.operation.before.kind != "absent" and os.path.lexists(self.image)
 
     def put(self) -> None:
-        """Move the new file into the workspace. :raises Conflict: there is a file."""
+        """Move the new file into the workspace. :raises Conflict: the path is taken."""
         try:
             with _movable(self.operation.after, self.source_name, self.source_parent):
                 rename_new(self.source_name, self.source_parent, self.name, self.parent)
@@ -80,8 +80,8 @@ class Mover:
             rename_new(self.name, self.parent, self.source_name, self.source_parent)
 
     def exchange(self) -> None:
-        """Let the file in the workspace and the new one change places, at one instant."""
-        # either may be at either place
+        """Swap the file in the workspace and the new one atomically."""
+        # this also takes a swap back, so either file may be at either path
         each = self.operation.after if self.operation.after.kind == "directory" else self.operation.before
         with _movable(each, self.source_name, self.source_parent), _movable(each, self.name, self.parent):
             renameat2(self.source_name, self.source_parent, self.name, self.parent, EXCHANGE)
@@ -190,7 +190,7 @@ def move_back(mover: Mover) -> None:
 
 
 def _is_top_expected(expected: State, status: os.stat_result | None) -> bool:
-    """Return whether a path itself is as expected, without what is in a directory."""
+    """Return whether a path itself is as expected. What is in a directory does not count."""
     if status is None or expected == ABSENT:
         return (status is None) == (expected == ABSENT)
     if stat.S_IMODE(status.st_mode) != expected.mode:
@@ -223,8 +223,9 @@ def _movable(state: State, name: str, parent: int) -> Iterator[None]:
 
 
 class Parents:
-    """Opens the directories of operations, without following links. The last one stays open. With `changes`, the owner
-    may change it until another one is opened, even if commands have made it read-only."""
+    """Opens the directories of operations, without following links. The directory that was opened last stays open, for
+    the next operation in it. With `changes`, its owner may change it meanwhile, even if commands have made it
+    read-only."""
 
     def __init__(self, *, changes: bool = False) -> None:
         self._changes = changes

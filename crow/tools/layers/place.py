@@ -19,6 +19,7 @@ if sys.platform != "win32":
 
 _UNUSABLE = frozenset(",:\\")
 """Characters with a meaning in the options of a mount."""
+_UNFINISHED_S = 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,16 @@ class Layer:
     directory: Path
     overlays: tuple[Overlay, ...]
     since_ns: int
-    """When the layer was opened. A file below that was changed later is in conflict with a change in the layer."""
+    """When the layer was opened, in ns since the epoch. If a file of the workspace was changed later, and in the layer,
+    too, that is a conflict."""
     lock: int
     """An open file. Its lock says that a living process owns the layer."""
     kept: dict[str, int] = field(default_factory=dict)
-    """The absolute paths that were kept while commands in the layer still ran, and when."""
+    """The absolute paths that were moved into the workspace while commands in the layer still ran, and when (in ns)."""
 
     def unchanged_since(self, path: str) -> int:
-        """Return the time since which nobody but crow may have changed the workspace's file at an absolute path."""
+        """Return the time, in ns since the epoch, after which a change of the workspace's file at an absolute path is
+        somebody else's: when the layer was opened, or when crow last moved this file into the workspace."""
         times = [self.since_ns]
         while path not in ("", os.sep) and self.kept:
             times.append(self.kept.get(path, 0))
@@ -55,7 +58,7 @@ class Layer:
         return max(times)
 
     def renew(self) -> tuple[Overlay, ...]:
-        """Return the overlays with new work directories, as each mount needs one of its own."""
+        """Return the overlays with new work directories, because each mount needs one of its own."""
         number, overlays = secrets.token_hex(4), []
         for overlay in self.overlays:
             work = overlay.work.with_name(f"{overlay.work.name}-{number}")
@@ -64,8 +67,8 @@ class Layer:
         return tuple(overlays)
 
     def locate(self, path: Path) -> Path | None:
-        """Return where the file at an absolute path is: in the layer, or below it. None if the layer has deleted it.
-        Links are not followed, except by the caller in the part above the layer's roots."""
+        """Return where the content of an absolute path is: in the layer, or in the workspace below it. None if the
+        layer has deleted it. Links are not followed: the caller must have resolved those in the path of the root."""
         for overlay in self.overlays:
             if path != overlay.root and path.is_relative_to(overlay.root):
                 return _locate_in(overlay, path.relative_to(overlay.root).parts)
@@ -117,7 +120,7 @@ class Place:
 
     @property
     def snapshots(self) -> Path:
-        """The directory of what commands without a layer may change."""
+        """The directory of the copies that are made before a command runs without a layer."""
         return self.directory / "snapshots"
 
     @property
@@ -127,27 +130,22 @@ class Place:
 
     def open(self, roots: Sequence[Path]) -> Layer:
         """Open a new layer over directories, whose links must be resolved. :raises OSError: it cannot be created."""
-        identifier = new_id()
-        self.layers.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = self.layers / identifier
-        if _UNUSABLE & set(str(directory)):
-            raise OSError(f"{directory} cannot hold a layer, because its name contains a comma, colon or backslash")
-        # the directory gets the name that `recover` searches for only after the lock is held
-        new = self.layers / f"new-{identifier}"
-        new.mkdir(mode=0o700)
-        lock = take_lock(new)
+        if _UNUSABLE & set(str(self.layers)):
+            raise OSError(f"{self.layers} cannot hold a layer, because its name contains a comma, colon or backslash")
+        directory, lock = make_owned(self.layers)
         overlays = []
         try:
             for number, root in enumerate(roots):
-                upper, work = new / f"{number}-upper", new / f"{number}-work"
+                upper, work = directory / f"{number}-upper", directory / f"{number}-work"
                 make_upper(upper, root)
-                overlays.append(Overlay(root, directory / upper.name, directory / work.name))
-            new.rename(directory)
+                overlays.append(Overlay(root, upper, work))
         except BaseException:
             os.close(lock)
-            discard(new)
+            discard(directory)
             raise
-        return Layer(id=identifier, directory=directory, overlays=tuple(overlays), since_ns=time.time_ns(), lock=lock)
+        return Layer(
+            id=directory.name, directory=directory, overlays=tuple(overlays), since_ns=time.time_ns(), lock=lock
+        )
 
 
 def make_upper(upper: Path, root: Path) -> None:
@@ -165,17 +163,35 @@ def new_id() -> str:
     return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
 
 
-def take_lock(directory: Path) -> int:
-    """Create and lock the file that says that a living process owns a directory."""
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def make_owned(folder: Path) -> tuple[Path, int]:
+    """Make a new directory in a folder. Return the directory and its open lock file, which says that a living process
+    owns the directory. :raises OSError: it cannot be made."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = folder / new_id()
+    # other processes leave a directory with this name alone, so none removes it before the lock is held
+    new = folder / f"new-{directory.name}"
+    new.mkdir(mode=0o700)
+    lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if sys.platform != "win32":
         fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
+    new.rename(directory)
+    return directory, lock
+
+
+def is_unfinished(path: Path, now: float) -> bool:
+    """Return whether a process is making or removing a directory now, which is a Unix time in seconds. After an hour it
+    is taken for the left-over of a killed process."""
+    if not path.name.startswith(("new-", "gone-")):
+        return False
+    try:
+        return path.stat().st_mtime > now - _UNFINISHED_S
+    except OSError:  # it has been renamed or removed
+        return True
 
 
 @contextmanager
 def ownerless(directory: Path) -> Iterator[bool]:
-    """Enter with whether no living process owns the directory. If so, this process owns it meanwhile."""
+    """Yield whether no living process owns a directory. If so, this process owns it until the block ends."""
     try:
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

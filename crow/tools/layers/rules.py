@@ -20,17 +20,19 @@ from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_h
 
 _GIT_FOLDERS = frozenset({".git", "git~1"})
 _GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
-"""What in a repository's own directory makes git run programs, or read settings elsewhere."""
+"""Names in a repository's own directory that make git run programs, or read settings elsewhere."""
 _GIT_DATA = frozenset({"objects", "refs", "logs"})
 _SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
 _FILE_BYTES = 1_000_000
+_MAX_RECURSION = 100
+"""In deeper folders each file is checked in full, because the check of a folder would call itself too often."""
 
 
 def rules_for(
     layer: Layer, protected: ProtectedPaths, names: ProtectedNames, never: Sequence[str], programs: Sequence[Path]
 ) -> LookRules:
-    """Return what the user's settings say about the files in a layer. `never` are crow's own places, as prefixes in
-    lower case, and `programs` the trees from which crow runs."""
+    """Return what the user's settings say about the files in a layer. `never` are prefixes of crow's own paths in lower
+    case. `programs` are the directories from which crow runs."""
     roots = [str(overlay.root) for overlay in layer.overlays]
     around = protected.git.named_around(f"{roots[0]}/x", protected.roots)
     named = (other for other in around if not contains_any(other, protected.roots))
@@ -46,7 +48,9 @@ def rules_for(
     def folded(folder: str) -> tuple[tuple[str, ...], bool]:
         """Return the parts of a folder, and whether only the names of files in it can be protected."""
         parts = tuple(map(_fold, Path(folder).parts))
-        return parts, folder != os.sep and special.isdisjoint(parts) and not is_protected(folder)
+        if len(parts) > _MAX_RECURSION or folder == os.sep or not special.isdisjoint(parts):
+            return parts, False
+        return parts, not is_protected(folder)
 
     def is_protected(path: str) -> bool:
         folder, _, name = path.rpartition("/")
@@ -95,7 +99,8 @@ def _is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
 
 
 def _content_of(path: str, layer: Layer) -> bytes | None:
-    """Return the content of a file in a layer; None if it is not a plain file, or too long."""
+    """Return the content of a file in a layer, empty if the layer has deleted it; None if it is too long or not a plain
+    file."""
     place = layer.locate(Path(path))
     if place is None:
         return b""

@@ -19,18 +19,17 @@ from crow.tools.layers.merge import Merge, merge, prepare_merge
 from crow.tools.layers.place import Layer, Place
 from crow.tools.layers.sets import ChangeSet, find_set
 from crow.tools.layers.snapshots import Snapshot
-from crow.tools.layers.states import TooLargeError
 
 _MAX_REMOVALS = 4
-"""At most so many layers are removed at once. More would take the disk from the next commands."""
+"""How many layers are removed at the same time. More would slow the disk down for the next commands."""
 _CLOSE_S = 0.3
 
 
 class Layers:
-    """Opens layers and keeps what is in them, without blocking the event loop.
+    """Calls the functions of this package in threads, so that they do not block the event loop.
 
     `open_layer` opens a layer, or returns None if no command can run in one. `rules_for` returns what the user's
-    settings say about the paths in a layer. `roots` are the directories of the workspace.
+    settings say about the paths in a layer; it blocks. `roots` are the directories of the workspace.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Layers:
         return layer
 
     async def look(self, layer: Layer, *, is_live: bool = False) -> Changes:
-        """Return what commands have changed in a layer. They must have ended, unless `is_live`."""
+        """Return what commands have changed in a layer. The commands must have ended, unless `is_live`."""
 
         def find() -> Changes:
             # most commands change nothing, and to find the rules takes longer than to look
@@ -76,21 +75,21 @@ class Layers:
         return await anyio.to_thread.run_sync(find)
 
     async def drop(self, layer: Layer) -> None:
-        """Remove a layer with everything in it, after this call has returned. `close` waits for that."""
-        self._removals = {each for each in self._removals if each.is_alive()}
+        """Begin to remove a layer with everything in it. A thread does it; `close` waits for this thread."""
+        self._removals = {thread for thread in self._removals if thread.is_alive()}
         if len(self._removals) >= _MAX_REMOVALS:
-            await self._removed()
+            await self._wait_for_removals()
         removal = threading.Thread(target=layer.drop, name="remove a layer", daemon=True)
         self._removals.add(removal)
         removal.start()
 
-    async def _removed(self) -> None:
+    async def _wait_for_removals(self) -> None:
         for removal in [*self._removals]:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(removal.join)
 
     async def close(self) -> None:
-        """Wait a short time until dropped layers are removed. The next start of crow removes what is left."""
+        """Wait up to 0.3 s until dropped layers are removed. The next start of crow removes what is left."""
 
         def wait() -> None:
             end = time.monotonic() + _CLOSE_S
@@ -106,24 +105,24 @@ class Layers:
         return await anyio.to_thread.run_sync(prepare, self._place, layer, changes, about)
 
     async def apply(self, change_set: ChangeSet, layer: Layer | None = None) -> None:
-        """Move the files of a change set into the workspace. See :func:`crow.tools.layers.apply`. It is not
-        cancelled."""
+        """Move the files of a change set into the workspace. A cancellation waits until that has ended. See
+        :func:`crow.tools.layers.apply`."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(apply, change_set, layer)
 
     async def snapshot(self) -> Snapshot | str:
-        """Remember the workspace before a command that runs without a layer. Return the reason if that is not
-        possible. The caller must remove the snapshot."""
+        """Copy the workspace's files before a command that runs without a layer. Return the reason, in words for the
+        user, if that is not possible. The caller must remove the snapshot."""
         if not sys.platform.startswith("linux"):
             return "this needs Linux"
         try:
             return await anyio.to_thread.run_sync(Snapshot, self._place, self._roots)
-        except (TooLargeError, OSError) as error:
-            return getattr(error, "strerror", None) or str(error)
+        except OSError as error:
+            return error.strerror or str(error)
 
     async def open_child(self, identifier: str, *, is_new: bool = True) -> ChildLayer | None:
-        """Open the layer of a subagent, which the caller must close. None if there are no layers here or, unless
-        `is_new`, if the subagent has none.
+        """Open the layer of a subagent, which the caller must close. Return None if layers do not work here, or if
+        `is_new` is false and the subagent has no layer.
 
         :raises LayerBusy: another process uses it. :raises RootsChanged: it belongs to other directories.
         :raises OSError: it cannot be created, or cannot be kept on this file system.
@@ -141,16 +140,19 @@ class Layers:
 
     async def merge(self, child: ChildLayer, *, merges_texts: bool) -> Merge:
         """Return what can be kept of a subagent's changes. See :func:`crow.tools.layers.merge.merge`."""
-        rules = self._rules_for(child.layer)
-        return await anyio.to_thread.run_sync(partial(merge, child, rules, merges_texts=merges_texts))
+
+        def find() -> Merge:
+            return merge(child, self._rules_for(child.layer), merges_texts=merges_texts)
+
+        return await anyio.to_thread.run_sync(find)
 
     async def prepare_merge(self, child: ChildLayer, made: Merge, about: Mapping[str, str]) -> ChangeSet:
         """Write the change set of a merge to disk. The layer stays as it is."""
         return await anyio.to_thread.run_sync(prepare_merge, self._place, child, made, dict(about))
 
     async def prune_children(self, is_needed: Callable[[str], Awaitable[bool]]) -> None:
-        """Remove the layers of subagents that nobody needs any more, judged by the subagent's id, after a week.
-        Remove those that have not been used for a month or take too much space."""
+        """Remove the layers of subagents that have not been used for a week and are not needed any more; `is_needed`
+        takes the subagent's id. Also remove those that have not been used for a month or take too much space."""
         too_many = await anyio.to_thread.run_sync(surplus, self._place)
         old = await anyio.to_thread.run_sync(partial(children, self._place, unused_s=UNNEEDED_S))
         for identifier in dict.fromkeys((*too_many, *old)):
@@ -158,16 +160,16 @@ class Layers:
                 await anyio.to_thread.run_sync(remove_child, self._place, identifier)
 
     async def find(self, identifier: str) -> ChangeSet | None:
-        """Return a change set that was kept; None if it is no longer on this machine."""
+        """Return a change set that was kept, by its id; None if it is no longer on this machine."""
         return await anyio.to_thread.run_sync(find_set, self._place, identifier)
 
     async def invert(self, change_set: ChangeSet, about: Mapping[str, str]) -> ChangeSet:
-        """Write to disk what undoes a change set. See :func:`crow.tools.layers.invert`."""
+        """Write the change set that undoes another one to disk. See :func:`crow.tools.layers.invert`."""
         return await anyio.to_thread.run_sync(partial(invert, self._place, change_set, about))
 
     async def prune(self, is_needed: Callable[[Mapping[str, str]], Awaitable[bool]]) -> None:
-        """Remove the change sets that are older than a week and that nobody needs any more, judged by what was said
-        about them when they were prepared."""
+        """Remove the change sets that are older than a week and not needed any more. `is_needed` takes the `about` with
+        which a change set was prepared."""
         for change_set in await anyio.to_thread.run_sync(old_sets, self._place):
             if not await is_needed(change_set.about):
                 await anyio.to_thread.run_sync(forget, self._place, [change_set.id])

@@ -1,4 +1,4 @@
-"""Change sets on disk: what to move into the workspace, and how far that is."""
+"""Change sets on disk: what to move into the workspace, and how much of that is done."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from crow.tools.layers.changes import Operation
-from crow.tools.layers.place import Place, discard, new_id, take_lock
-from crow.tools.layers.states import ABSENT, OPEN_DIRECTORY, State, digest_of
+from crow.tools.layers.place import Place, discard, make_owned
+from crow.tools.layers.states import ABSENT, OPEN_DIRECTORY, State, digest_of, mount_of
 
 SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
 _STATES: tuple[SetState, ...] = get_args(SetState)
@@ -36,11 +36,12 @@ class ChangeSet:
     bases: Mapping[str, str]
     """For each root, the directory in its file system from which and into which files are moved."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """What the caller wants to find again, such as the session."""
+    """What the caller wants to find again, such as the id of the call."""
     lock: int = field(default=-1, compare=False)
     """An open file. Its lock says that a living process is about to apply the change set."""
-    skipped: tuple[str, ...] = ()
-    """Why some paths are left as they are: absolute paths, each with the reason."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Only of a set that :func:`crow.tools.layers.invert` has just made: absolute paths that it leaves as they are,
+    each with the reason, as the rest of a sentence."""
 
     @property
     def without_image(self) -> tuple[Operation, ...]:
@@ -60,24 +61,23 @@ def has_image(operation: Operation) -> bool:
 @contextmanager
 def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None) -> Iterator[ChangeSet]:
     """Make the directories of a change set. They are removed if the block fails."""
-    identifier = new_id()
-    directory = place.changes / identifier
-    directory.mkdir(mode=0o700, parents=True)
-    lock = take_lock(directory)
+    directory, lock = make_owned(place.changes)
     bases: dict[str, str] = {}
     try:
         (directory / "before").mkdir()
-        own = directory.stat().st_dev
+        own = mount_of(directory)
         for root in roots:
-            is_here = os.stat(root).st_dev == own
-            bases[root] = str(directory) if is_here else os.path.join(root, f"{_STAGING}{identifier}")
+            is_here = mount_of(root) == own
+            bases[root] = str(directory) if is_here else os.path.join(root, f"{_STAGING}{directory.name}")
         # written first, so that these directories are found after a kill
         (directory / "bases").write_text(json.dumps(bases), encoding="utf-8", errors="surrogateescape")
         for root, base in bases.items():
             if base != str(directory):
                 with _same_time(root):
                     Path(base, "before").mkdir(mode=0o700, parents=True)
-        yield ChangeSet(id=identifier, directory=directory, operations=(), bases=bases, about=about or {}, lock=lock)
+        yield ChangeSet(
+            id=directory.name, directory=directory, operations=(), bases=bases, about=about or {}, lock=lock
+        )
     except BaseException:
         remove_bases(bases, directory)
         with suppress(OSError):
@@ -92,7 +92,7 @@ def write_manifest(made: ChangeSet, operations: Sequence[Operation]) -> ChangeSe
         "version": _VERSION,
         "about": dict(made.about),
         "bases": dict(made.bases),
-        "skipped": made.skipped,
+        "skipped": [" ".join(skipped) for skipped in made.skipped],  # for people who look into the file
         "operations": [_operation_data(each) for each in made.operations],
     }
     with open(made.directory / "manifest", "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -139,7 +139,6 @@ def read_set(directory: Path) -> ChangeSet:
             operations=operations,
             bases=dict(data["bases"]),
             about=dict(data["about"]),
-            skipped=tuple(data["skipped"]),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{directory}/manifest is damaged: {error!r}") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from crow.tools.layers.changes import Operation, meta_of
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.moves import Parents
-from crow.tools.layers.place import Place, discard, new_id, take_lock
+from crow.tools.layers.place import Place, discard, make_owned
 from crow.tools.layers.sets import ChangeSet, directory_of, new_set, remove_bases, write_manifest, write_state
 from crow.tools.layers.states import (
     ABSENT,
@@ -52,11 +52,11 @@ class _Node:
     inner: dict[str, _Node] = field(default_factory=dict)
     """What was in a directory."""
     is_closed: bool = False
-    """Whether nobody has looked into the directory."""
+    """Whether the directory was not listed, because it is left out or cannot be read."""
 
     @property
     def mark(self) -> tuple[int, int, int, str]:
-        """What shows that a file has changed."""
+        """Facts about a file that differ after a change of it."""
         return (self.status.st_mode, self.status.st_size, self.status.st_mtime_ns, self.target)
 
     @property
@@ -73,9 +73,7 @@ class Snapshot:
         self._place = place
         self._roots = tuple(roots)
         self._ignored = IgnoreRules(roots)
-        self._folder = place.snapshots / new_id()
-        self._folder.mkdir(mode=0o700, parents=True)
-        self._lock = take_lock(self._folder)
+        self._folder, self._lock = make_owned(place.snapshots)
         self._count = self._bytes = 0
         self.lost: list[str] = []
         """The absolute paths of changed files whose old content was not copied."""
@@ -93,7 +91,8 @@ class Snapshot:
         os.close(self._lock)
 
     def changes(self, about: Mapping[str, str]) -> ChangeSet | None:
-        """Return what has changed since, as a change set that is stored but does not count yet; None if nothing has.
+        """Return what has changed since, as a change set that is stored but counts only after :func:`confirm`; None if
+        nothing has changed.
 
         :raises TooLargeError: there are too many files now. :raises OSError: it cannot be stored.
         """
@@ -216,6 +215,6 @@ class Snapshot:
 
 
 def confirm(change_set: ChangeSet) -> None:
-    """Let a change set count, after the log names it."""
+    """Mark a change set as kept. Call this after its id was stored in the log."""
     write_state(change_set.directory, "kept")
     os.close(change_set.lock)

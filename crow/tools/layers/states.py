@@ -12,9 +12,10 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 if sys.platform != "win32":
@@ -34,7 +35,7 @@ _NOREPLACE, EXCHANGE = 1, 2
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class TooLargeError(Exception):
+class TooLargeError(OSError):
     """A tree has too many entries, or is nested too deeply."""
 
 
@@ -53,7 +54,7 @@ class State:
     target: str = ""
     """Where a link leads."""
     tree: str = ""
-    """A fingerprint of a directory with everything in it. Empty for a directory whose entries count on their own."""
+    """A fingerprint of a directory with everything in it. Empty if only the directory itself counts."""
     files: int = 0
     """The number of files in a tree."""
     xattrs: tuple[tuple[str, str], ...] = ()
@@ -62,8 +63,8 @@ class State:
     """The sha256 (hex) of a file's content, if it was read."""
 
     def matches(self, other: State) -> bool:
-        """Return whether two states are the same file as far as that shows without reading it. The times of
-        directories do not count, because they change whenever a file is put beside another."""
+        """Return whether two states are those of the same file, judged without its content. The times of directories do
+        not count, because they change with every new file in the directory."""
         if self.kind != other.kind or self.tree != other.tree or self.target != other.target:
             return False
         if self.kind != "file":
@@ -81,7 +82,7 @@ class Walked:
     """What a walk over a tree has found."""
 
     newest_ns: int = 0
-    """The newest time at which something in the tree was changed."""
+    """When something in the tree was changed last, in ns since the epoch."""
     newest: str = ""
     """The path that was changed at this time, relative to the tree."""
     entries: int = 0
@@ -121,7 +122,7 @@ def state_of(name: str, directory: int, *, walked: Walked | None = None) -> Stat
 
 
 def state_with(status: os.stat_result, name: str, directory: int, *, walked: Walked | None = None) -> State:
-    """Return the same for a path whose status is known."""
+    """Return the state of a name in an open directory whose status is known. See :func:`state_of`."""
     walked = walked or Walked()
     _note_change(walked, status, "")
     kind = kind_of(status.st_mode)
@@ -132,14 +133,11 @@ def state_with(status: os.stat_result, name: str, directory: int, *, walked: Wal
         return State(kind=kind, mode=mode, mtime_ns=mtime, uid=uid, gid=gid, target=target, files=1)
     if kind != "directory":
         return State(kind=kind, mode=mode, size=status.st_size, mtime_ns=mtime, uid=uid, gid=gid, files=1)
-    handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
-    try:
+    with opened(name, directory) as handle:
         fingerprint = Fingerprint(walked)
         for path, each in walk(handle):
             fingerprint.add(path, each)
         return tree_state(status, handle, fingerprint)
-    finally:
-        os.close(handle)
 
 
 class Fingerprint:
@@ -209,42 +207,47 @@ def walk(directory: int, prefix: str = "", depth: int = 0) -> Iterator[tuple[str
 
 @contextmanager
 def opened(name: str, directory: int) -> Iterator[int]:
-    """Open a directory in an open directory. If its owner may not read it, grant that right temporarily."""
+    """Open a directory in an open directory. In the block, its owner may read it whatever its mode is, so `fstat` may
+    give another mode there."""
+    handle = open_directory(name, directory)
     try:
-        handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
-    except PermissionError:
-        with _writable_directory(name, directory):
-            handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
-    try:
-        yield handle
+        with _granted(handle, 0o500):
+            yield handle
     finally:
         os.close(handle)
 
 
-@contextmanager
-def _writable_directory(name: str, directory: int) -> Iterator[None]:
-    """Give the owner of a directory all rights, and afterwards the old ones again."""
-    path = proc_path(directory, name)
-    status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-    os.chmod(path, stat.S_IMODE(status.st_mode) | 0o700)
+def open_directory(name: str, directory: int) -> int:
+    """Open a directory in an open directory, even if its owner may not read it."""
     try:
-        yield
-    finally:
-        with suppress(FileNotFoundError):
-            os.chmod(path, stat.S_IMODE(status.st_mode))
+        return os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+    except PermissionError:
+        path = proc_path(directory, name)
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise
+        os.chmod(path, stat.S_IMODE(status.st_mode) | 0o700)
+        try:
+            return os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+        finally:
+            with suppress(FileNotFoundError):
+                os.chmod(path, stat.S_IMODE(status.st_mode))
+
+
+def changeable(directory: int) -> AbstractContextManager[None]:
+    """Let the owner of an open directory change its entries temporarily. Commands may have made it read-only."""
+    return _granted(directory, 0o300)
 
 
 @contextmanager
-def changeable(directory: int) -> Iterator[None]:
-    """Let the owner of an open directory change its entries temporarily. Commands may have made it read-only."""
+def _granted(directory: int, rights: int) -> Iterator[None]:
+    """Give the owner of an open directory rights, which are bits of its mode, for the time of the block."""
     status = os.fstat(directory)
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o300 == 0o300 or status.st_uid != os.geteuid():
+    if mode & rights == rights or status.st_uid != os.geteuid():
         yield
         return
-    os.fchmod(directory, mode | 0o300)
+    os.fchmod(directory, mode | rights)
     try:
         yield
     finally:
@@ -337,7 +340,7 @@ class Copier:
         if depth > MAX_DEPTH:
             raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
         if kind == "directory":
-            self._copy_directory(name, source, to, target, depth)
+            self._copy_directory(name, source, to, target, depth, status)
             return True
         key = (status.st_dev, status.st_ino)
         if status.st_nlink > 1 and key in self._links:
@@ -354,7 +357,7 @@ class Copier:
             self._links[key] = (self._handles[-1], to)
         return True
 
-    def _copy_directory(self, name: str, source: int, to: str, target: int, depth: int) -> None:
+    def _copy_directory(self, name: str, source: int, to: str, target: int, depth: int, status: os.stat_result) -> None:
         os.mkdir(to, 0o700, dir_fd=target)
         with opened(name, source) as inner, opened(to, target) as new:
             with os.scandir(inner) as entries:
@@ -362,7 +365,7 @@ class Copier:
             for each in names:
                 with suppress(FileNotFoundError):  # a program that still runs may remove files meanwhile
                     self._copy(each, inner, each, new, depth + 1)
-            copy_meta(name, source, to, target, os.fstat(inner))
+        copy_meta(name, source, to, target, status)
 
 
 def copy_meta(name: str, source: int, to: str, target: int, status: os.stat_result) -> None:
@@ -436,6 +439,18 @@ def same_content(one: int, own: str, other: int, theirs: str, limit: int) -> boo
         if os.fstat(left.fileno()).st_size > limit:
             return False
         return left.read(limit + 1) == right.read(limit + 1)
+
+
+def mount_of(path: str | Path) -> tuple[int, int]:
+    """Return the numbers of a directory's device and mount. Files can be renamed between two directories if both are
+    the same: the kernel refuses it between two mounts of one device."""
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{handle}", "rb") as file:
+            mount = next((int(line.split()[1]) for line in file if line.startswith(b"mnt_id:")), 0)
+        return os.fstat(handle).st_dev, mount
+    finally:
+        os.close(handle)
 
 
 def rename_new(name: str, source: int, to: str, target: int) -> None:

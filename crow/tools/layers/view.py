@@ -37,8 +37,8 @@ class View:
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._read: dict[Path, int] = {}
-        """When the workspace's version of a file was changed last, as it was when the file was looked at. 0 if there
-        was none."""
+        """For each file that was read: when the workspace's version had been changed last (in ns), at the time of the
+        read. 0 if the content was not the workspace's, or there was no file."""
 
     def resolve(self, path: Path) -> Path:
         """Return an absolute path with its links resolved, as a command in the layer would. The file need not exist.
@@ -81,12 +81,12 @@ class View:
         return place
 
     def note_read(self, path: Path) -> None:
-        """Remember which version of the workspace's file is looked at now."""
+        """Remember which version of the workspace's file is read now."""
         self._read[path] = _changed_ns(path) if self._is_below(path) else 0
 
     def prepare_write(self, path: Path) -> tuple[Path, int | None]:
-        """Make the directories in which the layer's version of a file goes. Return its place there, and the mode that a
-        new file gets, if the workspace's file has one.
+        """Make the directories of the layer's version of a file. Return the path of this version, and the mode of the
+        workspace's file, which a new file gets; None if there is no such file.
 
         :raises OSError: the workspace's file was changed since it was read, a directory is not there, or it cannot be
             made.

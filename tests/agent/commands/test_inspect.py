@@ -118,13 +118,15 @@ async def test_model_and_mode_are_shown_and_chosen_by_name_or_prefix(tmp_path: P
 
 
 async def test_user_command_is_sent_as_its_prompt(tmp_path: Path) -> None:
-    model = ScriptedModel(Say(text=["reviewed"]))
+    model = ScriptedModel(Say(text=["reviewed"]), Say(text=["a slash"]))
     template = Template(name="review", description="", hint="", text="Review $ARGUMENTS with care.")
     async with opened(tmp_path, model) as it:
         it.session.conversation.adapters = replace(it.session.conversation.adapters, templates=lambda: (template,))
         await it.session.prompt(text("/review src/a.py"))
         said = [entry.body.parts for entry in await it.log() if isinstance(entry.body, User)]
-    assert said == [text("Review src/a.py with care.")]
+        await it.session.prompt(text("/ "))
+        said += [entry.body.parts for entry in await it.log() if isinstance(entry.body, User)][-1:]
+    assert said == [text("Review src/a.py with care."), text("/ ")]
 
 
 def writing(**files: str) -> Say:
@@ -155,6 +157,19 @@ async def test_diff_shows_what_the_session_changed_file_by_file(tmp_path: Path) 
         assert await typed(it, "/diff x") == "This session did not change `x`. It changed `a.txt`, `b.txt`, `c.txt`."
         await it.session.prompt(text("/undo keep"))
         assert "three" not in await typed(it, "/diff b.txt")
+
+
+async def test_diff_shows_small_changes_after_a_large_one(tmp_path: Path) -> None:
+    large = "".join(f"{number}\n" for number in range(2_000))
+    turn = (writing(a_txt=large, b_txt="small\n", c_txt="x\n"), Say())
+    async with opened(tmp_path, ScriptedModel(*turn), mode="auto", open_tools=open_toolbox) as it:
+        await it.session.prompt(text("go"))
+        (tmp_path / "c.txt").unlink()
+        (tmp_path / "c.txt").symlink_to("b.txt")
+        shown = await typed(it, "/diff")
+    assert "1,501 more lines are not shown" in shown
+    assert "**`b.txt`** +1 −0 (new)\n\n```diff\n@@ -1,0 +1,1 @@\n+small\n```" in shown
+    assert "**`c.txt`** +1 −0 (new; is now a link to another file)" in shown
 
 
 async def test_diff_names_files_that_others_changed_between_edits_or_that_are_not_text(tmp_path: Path) -> None:

@@ -57,8 +57,9 @@ async def ask(model: AnsweringModel, *, compact_model: AnsweringModel | None = N
         "deadline_s": 30,
         "cache_key": "s1",
         "stream": lambda model, request, sent: model.stream(request),
+        "limits": LIMITS,
     } | fields
-    return await summarise(SummaryJob(limits=LIMITS, scale=1.0, **job), model, compact_model=compact_model)
+    return await summarise(SummaryJob(scale=1.0, **job), model, compact_model=compact_model)
 
 
 async def test_first_request_is_the_conversation_as_sent_and_one_instruction() -> None:
@@ -194,6 +195,16 @@ async def test_injections_stay_in_their_tool_messages_of_the_prefix() -> None:
     assert poisoned_request.messages[:-1] == poisoned()
     assert poisoned_request.messages[-1] == clean.messages[-1]
     assert (poisoned_request.tool_choice, poisoned_request.tools) == ("none", TOOLS)
+
+
+async def test_a_long_message_is_shortened_in_the_transcript_for_a_small_window() -> None:
+    model = summariser("good")
+    said: tuple[Message, ...] = (TALK[0], UserMessage(parts=(Text(text="begin " + "word " * 3_000 + "end"),)))
+    await ask(model, messages=said, limits=limits_for(4_000, None, 1_000, CompactionPolicy()), keeps_prefix=False)
+    (request,) = model.requests
+    assert "[user]\nbegin word" in text_of(request.messages[1])
+    assert "word end\n" in text_of(request.messages[1])
+    assert estimate_text(text_of(request.messages[1])) < 2_100
 
 
 async def test_injections_cannot_leave_their_place_in_a_transcript() -> None:

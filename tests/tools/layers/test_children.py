@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from crow.domain.merge import merged_text
 from crow.tools.disk import replace_file
-from crow.tools.layers import LayerBusy, Place, RootsChanged, apply
+from crow.tools.layers import Conflict, LayerBusy, Place, RootsChanged, apply
 from crow.tools.layers.children import children, keeping, open_child, remove_child, surplus
 from crow.tools.layers.merge import merge, prepare_merge
 from crow.tools.layers.place import discard
@@ -217,3 +218,34 @@ def test_a_layer_that_was_removed_closes_no_file_of_others(place: Place, root: P
         child.close()
         assert os.fstat(other.fileno())
     assert children(place) == ()
+
+
+def test_changes_that_are_nested_too_deeply_cannot_be_kept(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    deep = os.open(child.layer.overlays[0].upper, os.O_RDONLY)
+    for _ in range(1_200):
+        os.mkdir("d", dir_fd=deep)
+        below = os.open("d", os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    assert merge(child).changes.problem == "directories are nested more than 200 deep"
+    child.close()
+    with pytest.raises(OSError, match="nested more than 200 deep"):
+        open_child(place, TASK, [root])
+    assert remove_child(place, TASK)
+
+
+def test_a_merge_that_cannot_be_prepared_leaves_nothing_in_a_workspace_on_another_file_system() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory, tempfile.TemporaryDirectory(dir="/tmp") as other:
+        root, place = Path(directory), Place(Path(other))
+        child = open_child(place, TASK, [root])
+        new = child.layer.overlays[0].upper / "new"
+        new.write_text("new\n")
+        made = merge(child)
+        new.unlink()
+        with pytest.raises(Conflict):
+            prepare_merge(place, child, made, {})
+        child.close()
+        assert list(root.iterdir()) == []
+        assert list(place.changes.iterdir()) == []
