@@ -127,7 +127,7 @@ code before
     (?:limit|length|large|long)\s*\(\Z
 wait
     (?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}
-    ((?:AMOUNT[ ,]*)+|\d+:\d\d(?::\d\d)?)
+    (\d+:\d\d(?::\d\d)?|(?:AMOUNT[ ,]*)+)
 span
     (?:AMOUNT\s*)+
 """
@@ -621,7 +621,7 @@ def _says_of_tools(body: ErrorBody, kind: str) -> bool:
 def max_output_tokens(body: ErrorBody) -> int | None:
     """Return the largest output limit that the endpoint accepts, or None if the error does not state it."""
     match = _MAX_OUTPUT.search(body.searched) if body.status in {None, 400, 422} else None
-    return int(next(filter(None, match.groups())).replace(",", "")) or None if match is not None else None
+    return _count(next(filter(None, match.groups()))) if match is not None else None
 
 
 # Reads how long an endpoint asks crow to wait.
@@ -672,6 +672,6 @@ def _wait(text: str, now_s: float) -> float | None:
 def _seconds(text: str) -> float:
     """Return the sum of the durations in `text`, in seconds. `1:30` means minutes and seconds."""
     if ":" in text:
-        return float(reduce(lambda so_far, part: so_far * 60 + int(part), text.split(":"), 0))
+        return float(reduce(lambda so_far, part: so_far * 60 + float(part), text.split(":"), 0.0))
     amounts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|milli|s|m|h|d)?", text, re.IGNORECASE)
     return sum(float(amount) * _SPAN_S[unit.lower()] for amount, unit in amounts)

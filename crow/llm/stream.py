@@ -216,7 +216,8 @@ class AnswerStream:
                 yield piece
             if parser.is_done:
                 # The rest of the body has usually arrived already. Reading it allows the connection to be used again.
-                with suppress(errors.NetworkError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
+                # The answer is complete, so a fault in the rest does not matter.
+                with suppress(errors.ModelError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
                     while await response.read():
                         pass
         finally:
@@ -232,7 +233,7 @@ class AnswerStream:
         timeouts = self._transport.timeouts
         wait_s = timeouts.first_byte_s if is_first else timeouts.idle_s
         if parser.is_finished:
-            with suppress(errors.NetworkError), anyio.move_on_after(timeouts.grace_s):
+            with suppress(errors.ModelError), anyio.move_on_after(timeouts.grace_s):
                 return await response.read()
             return b""
         with anyio.move_on_after(wait_s):
@@ -244,8 +245,9 @@ class AnswerStream:
         """Read the end of the body: an event without its final blank line, or a body that is not an event stream."""
         events = decoder.finish()
         if head is not None and not events:
-            lines = head.decode("utf-8", "replace").splitlines()
-            text = "\n".join(line for line in lines if not line.startswith(":")).strip()
+            # The bytes are split, because `str.splitlines` also splits at U+2028, which a JSON string may contain.
+            lines = (line for line in head.splitlines() if not line.startswith(b":"))
+            text = b"\n".join(lines).strip().decode("utf-8", "replace")
             if not text:
                 who = self._transport.origin.endpoint
                 raise errors.ProtocolError(

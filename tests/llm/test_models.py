@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import anyio
@@ -207,6 +210,26 @@ async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) 
     model = EndpointClient(Endpoint(base_url="https://models.invalid/v1", model="m", api_key="k", ca_file=missing))
     with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: No such file"):
         await ask(model)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"proxy": "socks5://127.0.0.1:9"}, "cannot be used: it is a SOCKS proxy. Set proxy"),
+        ({"proxy": "http://127.0.0.1:x"}, "cannot be used: Invalid port: 'x'. Set proxy"),
+        ({"headers": (("X-Name", "Zoë"),)}, 'The header "X-Name" for http://127.0.0.1:9/v1 has characters'),
+        ({"headers": (("X-Name", "a\nb"),)}, 'The header "X-Name" for http://127.0.0.1:9/v1 has characters'),
+        ({"extra_body": {"a": [date(2026, 1, 1)]}}, "extra_body for http://127.0.0.1:9/v1 has a value that JSON"),
+        ({"extra_body": {"a": math.nan}}, "extra_body for http://127.0.0.1:9/v1 has a value that JSON"),
+    ],
+)
+async def test_settings_that_make_no_request_possible_are_named(more: dict[str, Any], words: str) -> None:
+    model = EndpointClient(Endpoint(base_url="http://127.0.0.1:9/v1", model="m", **more))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        await ask(model)
+    if "extra_body" not in more:
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            await model.models()
 
 
 async def test_an_answer_does_not_wait_for_the_list_of_models() -> None:

@@ -206,7 +206,7 @@ def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dial
         sent["content"] = message.text if message.text.strip() else EMPTY_TEXT
     elif dialect.empty_content != "omitted":
         sent["content"] = None if dialect.empty_content == "null" else " "
-    field = message.reasoning_field if message.reasoning_field not in {"content", "reasoning_details"} else None
+    field = message.reasoning_field if message.reasoning_field not in _OWN_KEYS | {"reasoning_details"} else None
     if dialect.reasoning == "always":
         sent[field or "reasoning_content"] = message.thought
     elif dialect.reasoning == "own" and is_own and field is not None:

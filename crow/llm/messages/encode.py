@@ -96,11 +96,11 @@ class MessagesEncoder(Encoder[_Encoded]):
         return system, messages
 
     def _read(self, messages: tuple[domain.Message, ...]) -> None:
-        first = messages[0] if messages else None
-        if isinstance(first, domain.SystemMessage):
-            messages = messages[1:]
-            if first.text != self._system.text:
-                self._system = _System(first.text)
+        text = ""
+        if messages and isinstance(first := messages[0], domain.SystemMessage):
+            text, messages = first.text, messages[1:]
+        if text != self._system.text:
+            self._system = _System(text)
         super()._read(messages)
 
     def _restart(self) -> None:
@@ -263,8 +263,8 @@ def _with_end(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
 def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the blocks of an answer that does not go on. A call of a server's tool that has no result is refused
     there."""
-    finished = {block.get("tool_use_id") for block in blocks}
-    return _with_end([block for block in blocks if not _is_server_call(block) or block.get("id") in finished])
+    finished = {str(block.get("tool_use_id")) for block in blocks}
+    return _with_end([block for block in blocks if not _is_server_call(block) or str(block.get("id")) in finished])
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:

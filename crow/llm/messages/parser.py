@@ -308,7 +308,9 @@ class MessagesParser(AnswerParser):
         block = self._block("text", index)
         if isinstance(citation, Mapping):
             known = block.members.get("citations")
-            block.members["citations"] = [*(known if isinstance(known, list) else ()), citation]
+            if not isinstance(known, list):
+                block.members["citations"] = known = []
+            known.append(citation)
             self._opaque_chars += _size_of(citation)
 
     def _read_other_delta(self, index: object, delta: Mapping[str, object]) -> None:

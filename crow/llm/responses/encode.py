@@ -214,7 +214,10 @@ def _own_call(data: Mapping[str, object], call: domain.ToolCall, dialect: Dialec
         return {**data, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     if "custom_tools" in dialect.left_out:
         return _call(call)
-    members = json.loads(call.arguments)
+    try:
+        members = json.loads(call.arguments)
+    except (ValueError, RecursionError):  # the stored call is damaged
+        members = None
     inputs = [value for value in members.values() if isinstance(value, str)] if isinstance(members, dict) else []
     text = inputs[0] if len(inputs) == 1 else call.arguments
     return {**data, "call_id": call.id, "name": call.name, "input": text}
