@@ -1,9 +1,9 @@
 """A model at any endpoint that speaks one of the wires.
 
-The `openai` package provides headers and connections. The wire's encoder writes request bodies, and `sse` and the wire's
-parser read answers from raw bytes, because the typed layers of the package are slower and assume that endpoints send
-valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow remembers this and leaves it out of
-later requests.
+The `openai` package provides headers and connections. The wire's encoder writes request bodies, and `sse` and the
+wire's parser read answers from raw bytes, because the typed layers of the package are slower and assume that endpoints
+send valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow remembers this and leaves it
+out of later requests.
 """
 
 from __future__ import annotations
