@@ -76,8 +76,8 @@ _KEEPALIVE_S = 30.0
 _MIN_SECRET_CHARS = 6
 """Shorter header values, such as `true`, are not masked in error messages: they may occur there as ordinary words."""
 _THINKS_S = 0.05
-"""The digest of a request is computed this long after the request began (in seconds), while the model thinks. If the
-answer is complete earlier, it is computed then."""
+"""The digest of a request is computed this many seconds after the request was built, while the model thinks. If the
+answer is complete earlier, the digest is computed then."""
 _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
@@ -85,7 +85,7 @@ _KEY_HEADER_ONLY = frozenset({"api.anthropic.com"})
 """Hosts that take a key only in the wire's own header."""
 
 _NO_KEY = "none"
-"""A placeholder for endpoints that need no key, because the client library requires one."""
+"""Takes the place of the key at endpoints that need none, because the client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +178,12 @@ class EndpointClient:
         return offered
 
     async def _list(self) -> tuple[Offered, ...]:
+        """Return the list of models, read with the headers of the first wire that can be used for it."""
         first, *others = self._endpoint.dialect.wires
         try:
             return await self._list_as(first)
         except errors.AuthError:
-            # Anthropic's endpoints take the key only in the header of their API.
+            # Anthropic's endpoints take the key only in the header `x-api-key`.
             if "messages" not in others:
                 raise
         return await self._list_as("messages")
@@ -246,7 +247,7 @@ class EndpointClient:
                 return response
             if not await self.adapt(request, form, response):
                 if form.moved is not None and refuses_wire(response, wire):
-                    # No wire works, so the reason that the first one gave says most.
+                    # No wire works. The refusal of the first wire says most about the reason.
                     response, wire = form.moved
                 error = await self._error_of(response, wire)
                 if isinstance(error, errors.ContextOverflow):
@@ -303,8 +304,8 @@ class EndpointClient:
         return part is not None
 
     async def accept(self, request: Request, form: RequestForm) -> None:
-        """Record that the endpoint accepted `request` in this form. This shows which parts of requests it refuses or
-        accepts."""
+        """Learn from the fact that the endpoint accepted `request` in this form: it refuses the parts that crow left
+        out after a refusal, and accepts the parts that crow sent as a test."""
 
         def shows(part: str) -> bool:
             if is_wire(part):
@@ -341,7 +342,8 @@ class EndpointClient:
         """Remove secrets from the message of `error`."""
         words = str(error)
         values = [value for _, value in self._endpoint.headers]
-        tokens = [value.split()[-1] for value in values if value.strip()]  # TOKEN in `Bearer TOKEN`
+        auth = [value for name, value in self._endpoint.headers if "auth" in name.lower() and value.strip()]
+        tokens = [value.split()[-1] for value in auth]  # TOKEN in `Bearer TOKEN`
         for secret in (self._endpoint.api_key, *values, *tokens):
             if secret and len(secret) >= _MIN_SECRET_CHARS:
                 words = words.replace(secret, "[secret]")
@@ -410,14 +412,15 @@ class EndpointClient:
         return template
 
     def _wire_headers(self, headers: httpx2.Headers, name: WireName) -> httpx2.Headers:
-        """Return `headers` with those of a wire. A header that the user has configured takes precedence."""
+        """Return `headers`, together with the headers that a wire needs. Headers that the user has configured take
+        precedence."""
         endpoint, wire = self._endpoint, wire_named(name)
         found = httpx2.Headers({**wire.headers, **headers})
         if wire.key_header is not None and endpoint.api_key:
             found.setdefault(wire.key_header, endpoint.api_key)
             has_own = any(each.lower() == "authorization" for each, _ in endpoint.headers)
             if urlsplit(endpoint.base_url).hostname in _KEY_HEADER_ONLY and not has_own:
-                # It takes every other `Authorization` for a login.
+                # This host takes any other value of `Authorization` for the token of a login.
                 found.pop("Authorization", None)
         return found
 
@@ -430,8 +433,10 @@ class EndpointClient:
     async def _post(self, body: bytes, wire: WireName) -> _HttpBody | ErrorBody:
         """Send `body`. Return the open response body, or the content of an HTTP error."""
         client = self._client or await self._open()
-        of = self._template(client, wire)
-        request = httpx2.Request(of.method, of.url, headers=of.headers, content=body, extensions=of.extensions)
+        template = self._template(client, wire)
+        request = httpx2.Request(
+            template.method, template.url, headers=template.headers, content=body, extensions=template.extensions
+        )
         request.headers.update(self._trace_headers())
         try:
             response = await client.http.send(request, stream=True)
@@ -547,6 +552,7 @@ class _HttpBody:
         self._response = response
         self._origin = origin
         self._arrived: list[bytes] = []
+        """The pieces that were received and not read yet."""
         self._arrived_bytes = 0
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()

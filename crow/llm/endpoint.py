@@ -35,7 +35,7 @@ class Endpoint(ModelLimits):
     base_url: str
     """The URL without `/chat/completions` and the like."""
     messages_url: str = ""
-    """The URL of the Messages API without `/messages`, if it differs."""
+    """The URL of the Messages API without `/messages`. Empty if it is the same as `base_url`."""
     model: str
     """The model's name."""
     api_key: str | None = field(default=None, repr=False)
@@ -47,17 +47,17 @@ class Endpoint(ModelLimits):
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """The user's own headers."""
     timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
-    """How long crow waits."""
+    """How long crow waits for the endpoint."""
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Members that are added to every request."""
     thought_level: ThoughtLevel | None = None
     """The thought level of requests that name none."""
     dialect: Dialect = field(default_factory=Dialect)
-    """The form of requests, before anything was refused."""
+    """The form of requests as configured, before the endpoint has refused any part."""
     proxy: str | None = field(default=None, repr=False)
     """The proxy. If None, the environment variables for proxies apply."""
     ca_file: str | None = None
-    """A file with more certificate authorities."""
+    """A PEM file with certificate authorities that crow trusts in addition to the usual ones."""
 
     @property
     def name(self) -> str:

@@ -71,8 +71,8 @@ class RequestTransport(Protocol):
         """
 
     def sent(self) -> SentRequest | None:
-        """Return how the request was last sent, or None if nothing was sent. Neither the request nor the first words of
-        the answer wait for this."""
+        """Return the record of how the request was last sent, or None if nothing was sent. It may take milliseconds for
+        a long request, unless it was made already, while the model was thinking."""
 
     def parser(self, request: Request) -> AnswerParser:
         """Return a new parser for the answer to `request` as it was last sent."""
@@ -85,7 +85,7 @@ class RequestTransport(Protocol):
         """Learn what the endpoint supports from the form in which it accepted the request."""
 
     async def learn_from(self, answer: Answer) -> None:
-        """Learn facts about the endpoint from a complete answer. This also learns what `accept` learns."""
+        """Learn facts about the endpoint from a complete answer. Includes `accept`."""
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of an error."""
@@ -122,7 +122,7 @@ class AnswerStream:
         return self._answer
 
     def partial(self) -> Answer:
-        """Return what was shown so far."""
+        """Return the text and the thought that were yielded so far."""
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
@@ -137,7 +137,7 @@ class AnswerStream:
         return replace(self._parser.attempt(), sent=self._transport.sent())
 
     def _end_attempt(self, error: errors.ModelError) -> None:
-        """Keep the usage of the failed attempt, unless the endpoint sent nothing but an error."""
+        """Count the failed attempt among `attempts`, unless the endpoint sent nothing but an error."""
         is_broken = isinstance(error, (errors.NetworkError, errors.ModelTimeout))
         if self._is_accepted and (is_broken or self._parser.has_begun):
             self._failed.append(self._attempted())
@@ -242,7 +242,8 @@ class AnswerStream:
         raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was abandoned.")
 
     def _last(self, parser: AnswerParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
-        """Read the end of the body: an event without its final blank line, or a body that is not an event stream."""
+        """Return the pieces at the end of the body: those of an event without its final blank line, or those of a whole
+        body that is not an event stream. `head` has the bytes before the first event, or None if an event has come."""
         events = decoder.finish()
         if head is not None and not events:
             # The bytes are split, because `str.splitlines` also splits at U+2028, which a JSON string may contain.
@@ -254,7 +255,7 @@ class AnswerStream:
                     f"{who} sent an empty response. Check the server's log: the request may be too long."
                 )
             return [*parser.feed([text]), *parser.flush()]
-        # An incomplete event is not valid JSON. `finish` reports later that the answer broke off.
+        # An incomplete event is not valid JSON. The error is dropped here: `finish` reports that the answer broke off.
         with suppress(errors.ProtocolError):
             return [*parser.feed(events), *parser.flush()]
         return parser.flush()

@@ -20,7 +20,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.models import Offered, read_listing
 from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
-from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, failing, sse, text, usage
 
 
 class Listing(FakeEndpoint):
@@ -230,6 +230,15 @@ async def test_settings_that_make_no_request_possible_are_named(more: dict[str, 
     if "extra_body" not in more:
         with pytest.raises(ConfigError, match=re.escape(words)):
             await model.models()
+
+
+async def test_an_error_hides_the_values_of_headers_but_not_each_last_word_of_them() -> None:
+    headers = (("X-Title", "My favourite editor"), ("Authorization", "Bearer token-1"), ("X-Key", "key-12345"))
+    async with FakeEndpoint(otherwise=failing(400, "Neither key-12345 nor token-1 suits this editor")) as endpoint:
+        model = EndpointClient(Endpoint(base_url=endpoint.base_url, model="m", headers=headers))
+        error, _, _ = await failure_of(model)
+        await model.close()
+    assert "Neither [secret] nor [secret] suits this editor" in str(error)
 
 
 async def test_an_answer_does_not_wait_for_the_list_of_models() -> None:

@@ -92,11 +92,11 @@ class ResponsesEncoder(Encoder[_Encoded]):
     def _restart(self) -> None:
         self._sent, self._last = [], None
 
-    def _add(self, each: _Encoded) -> None:
-        if is_paused(self._last) and isinstance(each.message, domain.AssistantMessage):
+    def _add(self, encoded: _Encoded) -> None:
+        if is_paused(self._last) and isinstance(encoded.message, domain.AssistantMessage):
             self._sent.append(_GO_ON)
-        self._last = each.message
-        self._sent.append(each.sent)
+        self._last = encoded.message
+        self._sent.append(encoded.sent)
 
     def _tool(self, spec: domain.ToolSpec) -> dict[str, object]:
         return _tool(spec, self._dialect)
