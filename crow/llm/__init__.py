@@ -80,7 +80,7 @@ class Retrying:
     reason: str
     """A sentence for the user."""
     wait_s: float
-    """The seconds until then."""
+    """Crow sends the request again after this many seconds."""
 
 
 Delta: TypeAlias = TextDelta | ThoughtDelta | Retrying
@@ -100,7 +100,7 @@ class Request:
     max_output_tokens: int | None = None
     """The output limit. If None, the endpoint decides."""
     cache_key: str = ""
-    """The same text for all requests of a session."""
+    """The same text for all requests of a session. An endpoint may find the cached start of the prompt by it."""
     thought_level: ThoughtLevel | None = None
     """How much the model should think. If None, the endpoint's configuration decides."""
 
@@ -119,8 +119,8 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
-    """What crow knows about a model. If the context window is neither configured nor listed by the endpoint, it is
-    unknown."""
+    """The facts that crow knows about a model. `context_window` is None if it is neither configured nor listed by the
+    endpoint."""
 
     name: str
     """The model's name at its endpoint."""
@@ -131,7 +131,7 @@ class ModelInfo(ModelLimits):
     is_window_configured: bool = False
     """Whether the context window comes from the user's settings."""
     refused: tuple[Refusal, ...] = ()
-    """The refusals that change how messages are written, oldest first."""
+    """The parts that the endpoint refused and whose absence changes how messages are written, oldest first."""
     wire: WireName = "chat"
     """The form in which requests are sent."""
     thought_levels: tuple[ThoughtLevel, ...] | None = None
@@ -147,7 +147,7 @@ class Attempt:
     output_tokens: int = 0
     """Crow's estimate for the text, reasoning and tool arguments that have arrived."""
     sent: SentRequest | None = None
-    """How the request was sent, if bytes were sent."""
+    """A record of the bytes that were sent. None if there are none, because the built-in model answered."""
 
 
 class Stream(Protocol):

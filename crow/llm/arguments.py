@@ -24,7 +24,8 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _TRAILING = re.compile(rf"(?:[\s`~}}\];]|{_MARKUP})*\Z")
-# A string, a word that JSON spells otherwise, or the rest of what objects have, as Python writes them.
+# One token of an object in Python's notation: a string, a word that JSON spells differently, or a token that JSON has,
+# too.
 _PYTHON_TOKEN = re.compile(
     r"""\s*(?:'(?P<single>[^'\\]*(?:\\.[^'\\]*)*)'|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)\"|"""
     r"(?P<word>True|False|None)\b|(?P<same>true\b|false\b|null\b|-?\d[\d.eE+-]*|[{}\[\]:,]))",
@@ -36,12 +37,17 @@ _COMMA_AT_END = re.compile(r",(?=\s*[}\]])")
 _BLANKS = re.compile(r"\s*")
 _EMPTY = frozenset({"", "null", "None", "undefined", '""'})
 _MAX_LAYERS = 3
+"""An object that was encoded as a string, and this string again, is decoded at most this many times."""
+
 _MAX_COMMAS = 20
+"""At most this many commas in front of a closing bracket are removed."""
+
 _MAX_PYTHON_CHARS = 500_000
+"""Longer text is not read as Python."""
 
 
 class InvalidArguments(ValueError):
-    """Tells the model why its arguments cannot be used."""
+    """The arguments cannot be used. The message tells the model why."""
 
 
 def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[str, object]]:
@@ -162,8 +168,8 @@ def _objects_in(text: str) -> list[dict[str, object]]:
 
 
 def _python_objects_in(text: str) -> list[dict[str, object]] | None:
-    """Return the objects in text that uses Python's quotes, escapes and words for them, as in `{'all': True}`. Return
-    None if the text has anything else, or is very long."""
+    """Return the objects in `text`, which are written as in Python: `{'all': True}`. Return None if `text` contains
+    anything else, or is longer than `_MAX_PYTHON_CHARS`."""
     if len(text) > _MAX_PYTHON_CHARS:
         return None
     text = _LEADING.sub("", text, count=1)
@@ -183,7 +189,7 @@ def _python_objects_in(text: str) -> list[dict[str, object]] | None:
 
 
 def _json_escape(found: re.Match[str]) -> str:
-    """Return JSON's escape for a quote, or for an escape that JSON does not have. Others stay as they are."""
+    """Return the JSON form of a match of `_IN_STRING`. Only quotes, and escapes that JSON does not have, change."""
     if found["hex"]:
         return rf"\u00{found['hex']}"
     return "'" if found["quote"] else r"\"" if found["open"] else found[0]
@@ -217,12 +223,12 @@ def _describe_fault(error: ValueError, text: str) -> str:
 def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
     """If the pieces are snapshots of the growing arguments, return the object in the last piece, else None. Pieces are
     snapshots if each piece starts with the whole piece before it."""
-    spoken = [piece for piece in pieces if piece]
-    if len(spoken) < 2 or not begins_object(spoken[0]):
+    pieces = [piece for piece in pieces if piece]
+    if len(pieces) < 2 or not begins_object(pieces[0]):
         return None
-    if not all(later.startswith(earlier) for earlier, later in pairwise(spoken)):
+    if not all(later.startswith(earlier) for earlier, later in pairwise(pieces)):
         return None
-    value = _decoded(spoken[-1])
+    value = _decoded(pieces[-1])
     return value if isinstance(value, dict) else None
 
 

@@ -1,9 +1,9 @@
 """A model at any endpoint that speaks one of the wires.
 
-The `openai` package provides headers, connections and the list of models. The wire's encoder writes request bodies, and
-`sse` and the wire's parser read answers from raw bytes, because the typed layers of the package are slower and assume
-that endpoints send valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow remembers this
-and does without it in all later requests.
+The `openai` package provides headers and connections. The wire's encoder writes request bodies, and `sse` and the
+wire's parser read answers from raw bytes, because the typed layers of the package are slower and assume that endpoints
+send valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow remembers this and leaves it
+out of later requests.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
+import math
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,6 @@ import anyio.to_thread
 import httpcore2  # noqa: F401 - otherwise httpx2 imports this in the event loop, with the first request
 import httpx2
 import openai
-from openai import RequestOptions
 
 from crow.domain import errors
 from crow.domain.messages import Answer, SentRequest, WireName
@@ -52,21 +52,32 @@ from crow.llm.wires import AnyEncoder, wire_named
 from crow.version import __version__
 
 _MAX_ENCODERS = 64
+"""At most this many sessions keep their encoded messages. For each further one, the least recently used is dropped."""
+
 _MAX_BUFFERED_BYTES = 256 * 1024
+"""While more bytes of an answer than this wait to be parsed, crow reads no more from the connection."""
+
 _MAX_ERROR_BYTES = 256 * 1024
 _ERROR_S = 10.0
-_MODELS_TIMEOUT_S = 3.0
-_LISTING_TIMEOUT_S = 1.5
+"""The body of an HTTP error is read up to this many bytes and seconds."""
+
+MAX_LISTING_BYTES = 32 * 1024 * 1024
+LISTING_S = 30.0
+"""The list of models may have at most this many bytes, and take this many seconds."""
+
+_BACKGROUND_LISTING_S = 1.5
+"""The limit if the list of models is read after an answer, to learn the context window."""
+
+_SUGGESTIONS_S = 3.0
+"""The limit if it is read to suggest other models in an error message."""
+
 _CLOSE_TIMEOUT_S = 1.0
 _KEEPALIVE_S = 30.0
 _MIN_SECRET_CHARS = 6
+"""Shorter header values, such as `true`, are not masked in error messages: they may occur there as ordinary words."""
 _THINKS_S = 0.05
-"""The digest of a request is computed this long after the request began (in seconds), while the model thinks. If the
-answer is complete earlier, it is computed then."""
-_TELEMETRY = ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async", "Retry-Count")
-_NO_TELEMETRY: RequestOptions = {"headers": {f"X-Stainless-{about}": openai.omit for about in _TELEMETRY}}
-"""Request options that remove the headers in which the client library describes this machine."""
-
+"""The digest of a request is computed this many seconds after the request was built, while the model thinks. If the
+answer is complete earlier, the digest is computed then."""
 _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
@@ -74,7 +85,7 @@ _KEY_HEADER_ONLY = frozenset({"api.anthropic.com"})
 """Hosts that take a key only in the wire's own header."""
 
 _NO_KEY = "none"
-"""A placeholder for endpoints that need no key, because the client library requires one."""
+"""Takes the place of the key at endpoints that need none, because the client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ class _Client:
     """The client of an endpoint."""
 
     api: openai.AsyncOpenAI
-    """The client of the package, which lists the models."""
+    """The client of the package. It has the base URL and owns the connections."""
     http: httpx2.AsyncClient
     """The connections."""
     headers: httpx2.Headers
@@ -167,34 +178,39 @@ class EndpointClient:
         return offered
 
     async def _list(self) -> tuple[Offered, ...]:
+        """Return the list of models, read with the headers of the first wire that can be used for it."""
         first, *others = self._endpoint.dialect.wires
         try:
             return await self._list_as(first)
         except errors.AuthError:
-            # Anthropic's endpoints take the key only in the header of their API.
+            # Anthropic's endpoints take the key only in the header `x-api-key`.
             if "messages" not in others:
                 raise
         return await self._list_as("messages")
 
     async def _list_as(self, wire: WireName) -> tuple[Offered, ...]:
         """Return the list of models, read with the headers of a wire."""
-        who = self.origin.endpoint
+        who, client = self.origin.endpoint, await self._open()
+        headers = self._wire_headers(client.headers, wire)
+        headers.update(self._trace_headers())
+        request = client.http.build_request("GET", f"{str(client.api.base_url).rstrip('/')}/models", headers=headers)
+        content: bytes | None = None
         try:
-            api = (await self._open()).api
-            headers = {**_NO_TELEMETRY["headers"], **self._trace_headers()}
-            own = self._wire_headers(httpx2.Headers({"Authorization": ""}), wire)
-            if not self._endpoint.sends_authorization or "Authorization" not in own:
-                headers["Authorization"] = openai.omit
-            headers.update({name: value for name, value in own.items() if name.lower() != "authorization"})
-            response = await api.get("/models", cast_to=httpx2.Response, options={"headers": headers})
-            offered = read_listing(json.loads(response.content))
-        except openai.APIStatusError as error:
-            raise model_error(parse_error_response(error.status_code, error.response.content), self.origin) from None
-        except openai.APIConnectionError as error:
-            raise self._connection_error(error.__cause__ or error) from None
-        except openai.OpenAIError as error:
-            raise errors.ProtocolError(f"{who} sent an answer that cannot be read: {error}") from None
-        except ValueError:
+            with anyio.move_on_after(LISTING_S):
+                response = await client.http.send(request, stream=True)
+                try:
+                    content = await _read_start(response, math.inf, MAX_LISTING_BYTES)
+                finally:
+                    await response.aclose()
+        except _CONNECT_ERRORS as error:
+            raise self._connection_error(error) from None
+        if content is None:
+            raise errors.ModelTimeout(f"{who}/models did not answer within {LISTING_S:g} s.")
+        if not response.is_success:
+            raise model_error(parse_error_response(response.status_code, content), self.origin)
+        try:
+            offered = read_listing(json.loads(content))
+        except (ValueError, RecursionError):
             raise errors.ProtocolError(f"{who}/models is not JSON.") from None
         if offered is None:
             raise errors.ProtocolError(f"{who}/models is not a list of models.")
@@ -231,7 +247,7 @@ class EndpointClient:
                 return response
             if not await self.adapt(request, form, response):
                 if form.moved is not None and refuses_wire(response, wire):
-                    # No wire works, so the reason that the first one gave says most.
+                    # No wire works. The refusal of the first wire says most about the reason.
                     response, wire = form.moved
                 error = await self._error_of(response, wire)
                 if isinstance(error, errors.ContextOverflow):
@@ -288,8 +304,8 @@ class EndpointClient:
         return part is not None
 
     async def accept(self, request: Request, form: RequestForm) -> None:
-        """Record that the endpoint accepted `request` in this form. This shows which parts of requests it refuses or
-        accepts."""
+        """Learn from the fact that the endpoint accepted `request` in this form: it refuses the parts that crow left
+        out after a refusal, and accepts the parts that crow sent as a test."""
 
         def shows(part: str) -> bool:
             if is_wire(part):
@@ -319,14 +335,15 @@ class EndpointClient:
             await asyncio.wait([self._listing])
 
     async def _read_listing(self) -> None:
-        with anyio.move_on_after(_LISTING_TIMEOUT_S), suppress(errors.ModelError):
+        with anyio.move_on_after(_BACKGROUND_LISTING_S), suppress(errors.ModelError):
             await self.models()
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of `error`."""
         words = str(error)
         values = [value for _, value in self._endpoint.headers]
-        tokens = [value.split()[-1] for value in values if value.strip()]  # TOKEN in `Bearer TOKEN`
+        auth = [value for name, value in self._endpoint.headers if "auth" in name.lower() and value.strip()]
+        tokens = [value.split()[-1] for value in auth]  # TOKEN in `Bearer TOKEN`
         for secret in (self._endpoint.api_key, *values, *tokens):
             if secret and len(secret) >= _MIN_SECRET_CHARS:
                 words = words.replace(secret, "[secret]")
@@ -343,16 +360,26 @@ class EndpointClient:
     def _make_client(self) -> _Client:
         endpoint = self._endpoint
         is_plain_local = is_local(endpoint.base_url) and endpoint.base_url.startswith("http:")
-        http = openai.DefaultAsyncHttpx2Client(
-            # `AnswerStream` limits how long reads may take.
-            timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
-            limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
-            # Requests to this machine must not go through a proxy from the environment, and plain HTTP needs no
-            # certificates.
-            trust_env=not is_plain_local,
-            proxy=endpoint.proxy,
-            verify=_certificates(endpoint.ca_file) if endpoint.ca_file is not None else not is_plain_local,
-        )
+        endpoint.check_headers()
+        try:
+            http = openai.DefaultAsyncHttpx2Client(
+                # `AnswerStream` limits how long reads may take.
+                timeout=httpx2.Timeout(None, connect=endpoint.timeouts.connect_s),
+                limits=httpx2.Limits(max_keepalive_connections=20, keepalive_expiry=_KEEPALIVE_S),
+                # Requests to this machine must not go through a proxy from the environment, and plain HTTP needs no
+                # certificates.
+                trust_env=not is_plain_local,
+                proxy=endpoint.proxy,
+                verify=_certificates(endpoint.ca_file) if endpoint.ca_file is not None else not is_plain_local,
+            )
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:
+            # An ImportError means a SOCKS proxy. Some users have one in ALL_PROXY for other programs.
+            reason = "it is a SOCKS proxy" if isinstance(error, ImportError) else str(error)
+            raise errors.ConfigError(
+                f"The proxy for {self.origin.endpoint} cannot be used: {reason}. Set proxy in config.toml, or "
+                "HTTPS_PROXY and ALL_PROXY in the environment, to the URL of an HTTP proxy, such as "
+                "http://127.0.0.1:3128."
+            ) from error
         api = openai.AsyncOpenAI(
             base_url=endpoint.base_url,
             api_key=endpoint.api_key or _NO_KEY,
@@ -385,14 +412,15 @@ class EndpointClient:
         return template
 
     def _wire_headers(self, headers: httpx2.Headers, name: WireName) -> httpx2.Headers:
-        """Return `headers` with those of a wire. A header that the user has configured takes precedence."""
+        """Return `headers`, together with the headers that a wire needs. Headers that the user has configured take
+        precedence."""
         endpoint, wire = self._endpoint, wire_named(name)
         found = httpx2.Headers({**wire.headers, **headers})
         if wire.key_header is not None and endpoint.api_key:
             found.setdefault(wire.key_header, endpoint.api_key)
             has_own = any(each.lower() == "authorization" for each, _ in endpoint.headers)
             if urlsplit(endpoint.base_url).hostname in _KEY_HEADER_ONLY and not has_own:
-                # It takes every other `Authorization` for a login.
+                # This host takes any other value of `Authorization` for the token of a login.
                 found.pop("Authorization", None)
         return found
 
@@ -405,17 +433,18 @@ class EndpointClient:
     async def _post(self, body: bytes, wire: WireName) -> _HttpBody | ErrorBody:
         """Send `body`. Return the open response body, or the content of an HTTP error."""
         client = self._client or await self._open()
-        of = self._template(client, wire)
-        request = httpx2.Request(of.method, of.url, headers=of.headers, content=body, extensions=of.extensions)
+        template = self._template(client, wire)
+        request = httpx2.Request(
+            template.method, template.url, headers=template.headers, content=body, extensions=template.extensions
+        )
         request.headers.update(self._trace_headers())
         try:
             response = await client.http.send(request, stream=True)
             if response.is_success:
                 return _HttpBody(response, self.origin)
             try:
-                refusal = parse_error_response(
-                    response.status_code, await _read_start(response, min(_ERROR_S, self.timeouts.idle_s))
-                )
+                content = await _read_start(response, min(_ERROR_S, self.timeouts.idle_s), _MAX_ERROR_BYTES)
+                refusal = parse_error_response(response.status_code, content)
             finally:
                 await response.aclose()
         except _CONNECT_ERRORS as error:
@@ -436,7 +465,7 @@ class EndpointClient:
         if not isinstance(error, errors.ModelNotFound):
             return error
         names: tuple[str, ...] = ()
-        with anyio.move_on_after(_MODELS_TIMEOUT_S), suppress(errors.ModelError):
+        with anyio.move_on_after(_SUGGESTIONS_S), suppress(errors.ModelError):
             names = tuple(each.name for each in await self.models())
         near = difflib.get_close_matches(self._endpoint.model, names, n=3, cutoff=0.4) or names[:5]
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
@@ -484,16 +513,16 @@ class _EndpointTransport:
         self._model.redact(error)
 
 
-async def _read_start(response: httpx2.Response, timeout_s: float) -> bytes:
-    """Read the start of an HTTP error's body. Stop after `_MAX_ERROR_BYTES` bytes or `timeout_s` seconds."""
+async def _read_start(response: httpx2.Response, timeout_s: float, max_bytes: int) -> bytes:
+    """Return the body of a response, or as much of it as arrives within `timeout_s` seconds, cut after `max_bytes`."""
     body = bytearray()
     with anyio.move_on_after(timeout_s):
         async with aclosing(response.aiter_bytes()) as pieces:
             async for piece in pieces:
                 body += piece
-                if len(body) >= _MAX_ERROR_BYTES:
+                if len(body) >= max_bytes:
                     break
-    return bytes(body[:_MAX_ERROR_BYTES])
+    return bytes(body[:max_bytes])
 
 
 def _certificates(file: str) -> ssl.SSLContext:
@@ -523,6 +552,7 @@ class _HttpBody:
         self._response = response
         self._origin = origin
         self._arrived: list[bytes] = []
+        """The pieces that were received and not read yet."""
         self._arrived_bytes = 0
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()

@@ -17,7 +17,7 @@ NO_OUTPUT = "(no output)"
 """Sent in place of an empty tool result."""
 
 GO_ON = "Continue."
-"""Sent as the user's message where an endpoint needs one to go on."""
+"""Sent as a message of the user if the endpoint needs one to continue its answer."""
 
 
 def user_content(parts: Sequence[domain.Part], dialect: Dialect) -> list[str | domain.Image | domain.File]:
@@ -82,12 +82,12 @@ def _kilobytes(data: str) -> int:
 
 
 def data_url(part: domain.Image | domain.File) -> str:
-    """Return the URL that holds an image or a file."""
+    """Return a `data:` URL with the content of an image or a file."""
     return f"data:{part.mime_type};base64,{part.data}"
 
 
 def is_paused(message: domain.Message | None) -> bool:
-    """Return whether this is an answer that its endpoint has not finished yet."""
+    """Return whether `message` is an answer in which the endpoint paused, and which it wants to continue."""
     return isinstance(message, domain.AssistantMessage) and message.is_paused
 
 

@@ -34,10 +34,10 @@ class Dialect:
     """Whether the model may make parallel calls. If None, the endpoint decides. If False, an earlier message with
     several calls is sent as several messages with one call each."""
     empty_content: Literal["null", "omitted", "blank"] = "null"
-    """The content of a message that has calls but no text."""
+    """The member `content` of a message that has calls but no text: null, no such member, or one blank."""
     reasoning: Literal["none", "own", "always"] = "own"
     """`own`: each thought is sent back in the field that it came in. `always`: messages without a thought also contain
-    this field, with an empty text, because some endpoints require it."""
+    this field, with an empty text, because some endpoints require it. `none`: no thought is sent back."""
     system_role: Literal["system", "developer", "user"] = "system"
     """The role of the system message."""
     takes_images: bool = True
@@ -45,7 +45,8 @@ class Dialect:
     takes_files: bool = False
     """Whether files in tool results are sent. If not, a text says that they were left out."""
     cache: Literal["key", "marker"] | None = None
-    """`key`: requests contain a cache key. `marker`: requests ask for caching with a marker if the model needs one."""
+    """`key`: requests contain a cache key. `marker`: requests ask for caching with a marker if the model needs one.
+    None: requests say nothing about caching."""
     marks_failures: bool = False
     """Whether failed tool results are marked with `is_error` on Messages. Older versions of crow did not mark them."""
     thinking: Thinking | None = "effort"
@@ -74,7 +75,7 @@ class Dialect:
 
     def refusing(self, part: str) -> Dialect:
         """Return the dialect to use after the endpoint refused `part`, a name that `name_of` returned. Return this
-        dialect if there is nothing to change: also if the part was refused on another wire."""
+        dialect if requests on its wire do not change without the part."""
         if is_wire(part):
             left = tuple(wire for wire in self.wires if wire_part(wire) != part) or self.wires
             changed = replace(self, wires=left)

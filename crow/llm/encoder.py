@@ -40,10 +40,13 @@ class Encoder(ABC, Generic[_EncodedT]):
         self._dialect = Dialect()
         self._endpoint = self._model = ""
         self._messages: tuple[Message, ...] = ()
+        """The messages of the last request."""
         self._encoded: list[_EncodedT] = []
+        """The same messages in the form in which they were sent."""
         self._tools: tuple[ToolSpec, ...] = ()
         self._tools_sent = b""
         self._tools_size = 0
+        """The size in bytes of the tools in the request that is being encoded. 0 if it has none."""
 
     def body(
         self,
@@ -89,10 +92,10 @@ class Encoder(ABC, Generic[_EncodedT]):
 
     @abstractmethod
     def _restart(self) -> None:
-        """Forget the order of the messages: they are added again, from the first one."""
+        """Empty the conversation. The messages are added again, from the first one."""
 
     @abstractmethod
-    def _add(self, each: _EncodedT) -> None:
+    def _add(self, encoded: _EncodedT) -> None:
         """Add the next message to the conversation."""
 
     @abstractmethod
@@ -115,7 +118,7 @@ class Encoder(ABC, Generic[_EncodedT]):
         self._messages, self._encoded, self._tools, self._tools_sent = (), [], (), b""
 
     def _is_known(self, known: _EncodedT, message: Message) -> bool:
-        """Return whether `known` is what `_encode` would return."""
+        """Return whether `_encode(message)` would return `known` again."""
         return known.message is message or known.message == message
 
     def _read(self, messages: tuple[Message, ...]) -> None:

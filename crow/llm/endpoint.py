@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
 from crow.domain.errors import AuthError, ConfigError
+from crow.domain.text import describe
 from crow.llm import ModelInfo, ModelLimits, ThoughtLevel
 from crow.llm.dialect import Dialect
 
@@ -33,7 +35,7 @@ class Endpoint(ModelLimits):
     base_url: str
     """The URL without `/chat/completions` and the like."""
     messages_url: str = ""
-    """The URL of the Messages API without `/messages`, if it differs."""
+    """The URL of the Messages API without `/messages`. Empty if it is the same as `base_url`."""
     model: str
     """The model's name."""
     api_key: str | None = field(default=None, repr=False)
@@ -45,17 +47,17 @@ class Endpoint(ModelLimits):
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """The user's own headers."""
     timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
-    """How long crow waits."""
+    """How long crow waits for the endpoint."""
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
     """Members that are added to every request."""
     thought_level: ThoughtLevel | None = None
     """The thought level of requests that name none."""
     dialect: Dialect = field(default_factory=Dialect)
-    """The form of requests, before anything was refused."""
+    """The form of requests as configured, before the endpoint has refused any part."""
     proxy: str | None = field(default=None, repr=False)
     """The proxy. If None, the environment variables for proxies apply."""
     ca_file: str | None = None
-    """A file with more certificate authorities."""
+    """A PEM file with certificate authorities that crow trusts in addition to the usual ones."""
 
     @property
     def name(self) -> str:
@@ -106,6 +108,26 @@ class Endpoint(ModelLimits):
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
             problem = f"The key for {self.base_url} contains characters that are not allowed in a key."
             raise AuthError(f"{problem} {self.key_hint}, without line breaks.")
+        self.check_headers()
+        try:
+            json.dumps(self.extra_body, allow_nan=False, default=dict)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"extra_body for {self.base_url} has a value that JSON does not have, such as a date or nan; write it "
+                "as a string or a finite number."
+            ) from None
+
+    def check_headers(self) -> None:
+        """Check that the user's own headers can be sent. The error does not show their values, which may be secret.
+
+        :raises ~crow.domain.errors.ConfigError: a header has characters that HTTP does not allow.
+        """
+        for name, value in self.headers:
+            if not (f"{name}{value}".isascii() and f"{name}{value}".isprintable() and name):
+                raise ConfigError(
+                    f"The header {describe(name)} for {self.base_url} has characters that are not allowed in a header; "
+                    "use plain ASCII without line breaks."
+                )
 
 
 def is_local(base_url: str) -> bool:

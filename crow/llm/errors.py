@@ -127,7 +127,7 @@ code before
     (?:limit|length|large|long)\s*\(\Z
 wait
     (?:try again (?:in|after)|retry[ -]?after:?|retry in|retrydelay|wait(?: for)?)\W{0,5}
-    ((?:AMOUNT[ ,]*)+|\d+:\d\d(?::\d\d)?)
+    (\d+:\d\d(?::\d\d)?|(?:AMOUNT[ ,]*)+)
 span
     (?:AMOUNT\s*)+
 """
@@ -179,7 +179,7 @@ class Origin:
 
     @property
     def api(self) -> str:
-        """The name of the wire in messages."""
+        """The name of the wire in error messages."""
         return {"chat": "chat completions", "responses": "Responses API", "messages": "Messages API"}[self.wire]
 
 
@@ -337,6 +337,7 @@ _ECHO_KEYS = frozenset({"input", "messages", "request", "failed_generation"})
 
 
 def _error_body(error: object, body: object) -> ErrorBody:
+    """Return what `error`, a part of `body`, says. If it is neither text nor an object, use the members of `body`."""
     fields = next((each for each in (error, body) if isinstance(each, Mapping)), {})
     code, status = _code_and_status(fields)
     message = error if isinstance(error, str) else _message(fields)
@@ -347,6 +348,8 @@ def _error_body(error: object, body: object) -> ErrorBody:
 
 
 def _is_error_code(code: object) -> bool:
+    """Return whether `code` is a code or status that means a failure. Texts such as "ok" and numbers from 200 to 299 do
+    not."""
     if isinstance(code, str):
         return bool(code) and not _GOOD_CODE.fullmatch(code)
     return bool(code) and not (isinstance(code, int) and 200 <= code < 300)
@@ -362,6 +365,8 @@ def _without_echo(value: object, depth: int = 0) -> object:
 
 
 def _message(error: Mapping[str, object]) -> str:
+    """Return the reason in words, with OpenRouter's `metadata.raw` in brackets if that says more. Return an empty text
+    if there is none."""
     for key in _MESSAGE_KEYS:
         value = error.get(key)
         if isinstance(value, Mapping) and (inner := _message(value)):
@@ -517,9 +522,9 @@ stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disa
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
 """The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. If a
-line names two parts, the second is left out if that of the first was not enough. A
-"near" pattern matches only if a word of refusal stands shortly before or after it. The patterns of "stream" match few
-messages on purpose: one broken stream must not disable streaming at an endpoint permanently."""
+line names two parts, crow leaves out the first one, and if the endpoint refuses the request again, the second one, too.
+A "near" pattern matches only if a word of refusal (`_NO`) stands shortly before or after it. The patterns of "stream"
+match few messages on purpose: one broken stream must not disable streaming at an endpoint permanently."""
 
 
 def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
@@ -604,16 +609,17 @@ def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
 
 
 def _refuses_tools(body: ErrorBody) -> bool:
-    """Return whether the endpoint has no tools for this model."""
+    """Return whether the error says that this model cannot call tools at this endpoint."""
     return _says_of_tools(body, "no tools")
 
 
 def _refuses_tools_with_reasoning(body: ErrorBody) -> bool:
-    """Return whether the endpoint has no tools for this model while it reasons."""
+    """Return whether the error says that this model cannot both reason and call tools."""
     return _says_of_tools(body, "tools with reasoning")
 
 
 def _says_of_tools(body: ErrorBody, kind: str) -> bool:
+    """Return whether the error matches this kind of `_PATTERNS`, and is not about a detail of tools, such as a name."""
     is_said = _PATTERNS[kind].search(body.message) is not None
     return is_said and _PATTERNS["other than tools"].search(body.message) is None
 
@@ -621,7 +627,7 @@ def _says_of_tools(body: ErrorBody, kind: str) -> bool:
 def max_output_tokens(body: ErrorBody) -> int | None:
     """Return the largest output limit that the endpoint accepts, or None if the error does not state it."""
     match = _MAX_OUTPUT.search(body.searched) if body.status in {None, 400, 422} else None
-    return int(next(filter(None, match.groups())).replace(",", "")) or None if match is not None else None
+    return _count(next(filter(None, match.groups()))) if match is not None else None
 
 
 # Reads how long an endpoint asks crow to wait.
@@ -672,6 +678,6 @@ def _wait(text: str, now_s: float) -> float | None:
 def _seconds(text: str) -> float:
     """Return the sum of the durations in `text`, in seconds. `1:30` means minutes and seconds."""
     if ":" in text:
-        return float(reduce(lambda so_far, part: so_far * 60 + int(part), text.split(":"), 0))
+        return float(reduce(lambda so_far, part: so_far * 60 + float(part), text.split(":"), 0.0))
     amounts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|milli|s|m|h|d)?", text, re.IGNORECASE)
     return sum(float(amount) * _SPAN_S[unit.lower()] for amount, unit in amounts)

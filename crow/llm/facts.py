@@ -37,8 +37,8 @@ _Fact = TypeVar("_Fact", "LearnedWindow", "Refusal", "UsageShape")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWindow:
-    """A window size that crow learned from how an endpoint behaved. To test it again, crow does not compact a full
-    context, but sends a longer request. Dates are ISO dates in UTC.
+    """A size of the context window that crow learned from how an endpoint behaved. To test the size again, crow sends a
+    longer request instead of compacting the context. Dates are ISO dates in UTC.
 
     When the endpoint accepts a longer request, `times` becomes 0, and the window no longer applies. The fact is kept,
     because a window that is learned later takes over its `patience`. If the endpoint accepts a longer request on the
@@ -47,9 +47,9 @@ class LearnedWindow:
     """
 
     tokens: int
-    """The size."""
+    """The size of the window in tokens."""
     source: str
-    """What the size was learned from."""
+    """A description of the behaviour from which crow learned the size, for the user."""
     learned_on: str
     """The day on which it was learned last."""
     session: str
@@ -88,13 +88,13 @@ class LearnedWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A part of a request that the endpoint refused. When crow left out the part, the endpoint accepted the request.
-    Crow tests the part again by sending it in one request."""
+    """A part of a request that the endpoint refused: without this part, the endpoint accepted the request. When the
+    refusal is due for a test, crow sends the part again in one request."""
 
     part: str
     """A name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`."""
     source: str
-    """What it was learned from."""
+    """A description of the refused request, with a quotation of the refusal."""
     learned_on: str
     """The day on which it was learned last."""
     session: str
@@ -140,9 +140,9 @@ class LearnedFact:
     """One learned fact for the user."""
 
     about: str
-    """The name of what was learned."""
+    """What the fact is about, such as `context window`."""
     words: str
-    """Full sentences."""
+    """The description, in full sentences."""
 
 
 def utc_today() -> date:

@@ -83,5 +83,7 @@ def _item(stored: object) -> Item | None:
     """Read one stored item. Return None if it is malformed."""
     if not isinstance(stored, Mapping) or not isinstance(data := stored.get("data"), Mapping):
         return None
+    if not isinstance(data.get("type"), str):
+        return None
     call = stored.get("call")
     return Item(data=data, call=call if isinstance(call, int) and not isinstance(call, bool) else None)

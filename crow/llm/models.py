@@ -173,12 +173,17 @@ def facts_of(offered: Offered) -> Mapping[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class RequestForm:
-    """The form in which one request is sent, until the endpoint accepts it."""
+    """The form in which one request is sent. It changes until the endpoint accepts the request.
+
+    The request leaves out the parts in `refused`, and those in `known` that are in neither `tested` nor `restored`. A
+    part that the endpoint refuses by name comes to `refused`. After a refusal that names no part, all parts in `tested`
+    move to `doubted`; if there are none, parts in `known` come to `restored`.
+    """
 
     session: str
     """The cache key of the session."""
     configured: Dialect
-    """The dialect before anything was refused."""
+    """The endpoint's dialect as configured, before any refusal."""
     known: dict[str, Refusal]
     """The refusals that apply to the session."""
     tested: set[str] = field(default_factory=set)
@@ -192,9 +197,9 @@ class RequestForm:
     """Parts in `known` that were left out when the endpoint refused the request. The request now contains them, because
     the endpoint may require them."""
     moved: tuple[ErrorBody, WireName] | None = None
-    """The first refusal of a wire, and the wire."""
+    """The first refusal of a whole wire, and this wire. None if no wire was refused."""
     is_back: bool = False
-    """Whether the request returned to the wire of `moved`, because the endpoint refused all the others too."""
+    """Whether the request returned to the wire of `moved`, because the endpoint refused all other wires, too."""
     is_settled: bool = False
     """Whether crow has learned from this request."""
 
@@ -209,7 +214,7 @@ class RequestForm:
         return self.dialect_without()
 
     def dialect_without(self, *parts: str) -> Dialect:
-        """Return the dialect of this request if `parts` were left out too."""
+        """Return the dialect that this request would have if it also left out `parts`."""
         # The wire comes first, because the other parts belong to one wire.
         found = sorted((*(each.part for each in self.left_out()), *parts), key=is_wire, reverse=True)
         return reduce(Dialect.refusing, found, self.configured)
@@ -266,13 +271,18 @@ class EndpointFacts:
         self._memory = memory
         self._today = today
         self._filled = 0
+        """The number of answers to requests that filled at least half of the window."""
         self._missing_usage = 0
+        """The number of answers in a row without token counts."""
         self._sessions: set[str] = set()
+        """The sessions that have sent a request in this process."""
         self._unstored: dict[str, object] = {}
-        self._read = learned
+        """Facts that could not be stored."""
+        self._last_read = learned
         self._take(learned)
 
     def _take(self, learned: Mapping[str, object]) -> None:
+        """Replace all facts by those in `learned`."""
         self._info: ModelInfo | None = None  # None: must be computed again
         self._listed: Offered | None = None
         self._refusals = learned_refusals(learned)
@@ -296,8 +306,8 @@ class EndpointFacts:
         except StoreError as error:
             logger.warning("Facts about %s could not be read: %s", self._endpoint.base_url, error)
             return
-        if learned is not self._read:
-            self._read = learned
+        if learned is not self._last_read:
+            self._last_read = learned
             self._take({**learned, **self._unstored})
 
     @property

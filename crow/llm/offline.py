@@ -266,7 +266,7 @@ def _step(piece: str, messages: Sequence[domain.Message]) -> _OfflineStep | None
         return _OfflineStep(
             text=f"I call {match['tool']}.", call=(match["tool"], json.loads(match["arguments"] or "{}"))
         )
-    except ValueError:
+    except (ValueError, RecursionError):
         return _OfflineStep(text=f"{match['arguments']} is not valid JSON.")
 
 

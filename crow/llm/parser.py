@@ -164,6 +164,8 @@ class AnswerParser(ABC):
             for event_data in events:
                 if not self.is_done:
                     self._read(event_data)
+        except RecursionError:
+            raise ProtocolError(f"{self._origin.endpoint} sent an event that nests too deeply to be read.") from None
         finally:
             self._read_content()
         limit = f"{MAX_CHARS:,} characters of text, reasoning and tool arguments" if self._size > MAX_CHARS else ""

@@ -117,9 +117,10 @@ class ThinkingBlocks:
                 self._blocks.append(dict(block))
                 continue
             text, signature = block.get("thinking"), block.get("signature")
-            if isinstance(text, str) and not (signature and text == "".join(self._pieces)):
+            is_signed = isinstance(signature, str) and signature != ""
+            if isinstance(text, str) and not (is_signed and text == "".join(self._pieces)):
                 self._pieces.append(text)
-            if isinstance(signature, str) and signature:
+            if is_signed:
                 self._blocks.append({"type": "thinking", "thinking": "".join(self._pieces), "signature": signature})
                 self._pieces = []
 

@@ -71,8 +71,8 @@ class RequestTransport(Protocol):
         """
 
     def sent(self) -> SentRequest | None:
-        """Return how the request was last sent, or None if nothing was sent. Neither the request nor the first words of
-        the answer wait for this."""
+        """Return the record of how the request was last sent, or None if nothing was sent. It may take milliseconds for
+        a long request, unless it was made already, while the model was thinking."""
 
     def parser(self, request: Request) -> AnswerParser:
         """Return a new parser for the answer to `request` as it was last sent."""
@@ -85,7 +85,7 @@ class RequestTransport(Protocol):
         """Learn what the endpoint supports from the form in which it accepted the request."""
 
     async def learn_from(self, answer: Answer) -> None:
-        """Learn facts about the endpoint from a complete answer. This also learns what `accept` learns."""
+        """Learn facts about the endpoint from a complete answer. Includes `accept`."""
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of an error."""
@@ -122,7 +122,7 @@ class AnswerStream:
         return self._answer
 
     def partial(self) -> Answer:
-        """Return what was shown so far."""
+        """Return the text and the thought that were yielded so far."""
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
@@ -137,7 +137,7 @@ class AnswerStream:
         return replace(self._parser.attempt(), sent=self._transport.sent())
 
     def _end_attempt(self, error: errors.ModelError) -> None:
-        """Keep the usage of the failed attempt, unless the endpoint sent nothing but an error."""
+        """Count the failed attempt among `attempts`, unless the endpoint sent nothing but an error."""
         is_broken = isinstance(error, (errors.NetworkError, errors.ModelTimeout))
         if self._is_accepted and (is_broken or self._parser.has_begun):
             self._failed.append(self._attempted())
@@ -216,7 +216,8 @@ class AnswerStream:
                 yield piece
             if parser.is_done:
                 # The rest of the body has usually arrived already. Reading it allows the connection to be used again.
-                with suppress(errors.NetworkError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
+                # The answer is complete, so a fault in the rest does not matter.
+                with suppress(errors.ModelError), anyio.move_on_after(_DRAIN_TIMEOUT_S):
                     while await response.read():
                         pass
         finally:
@@ -232,7 +233,7 @@ class AnswerStream:
         timeouts = self._transport.timeouts
         wait_s = timeouts.first_byte_s if is_first else timeouts.idle_s
         if parser.is_finished:
-            with suppress(errors.NetworkError), anyio.move_on_after(timeouts.grace_s):
+            with suppress(errors.ModelError), anyio.move_on_after(timeouts.grace_s):
                 return await response.read()
             return b""
         with anyio.move_on_after(wait_s):
@@ -241,18 +242,20 @@ class AnswerStream:
         raise errors.ModelTimeout(f"{who} sent nothing for {wait_s:g} s, so the answer was abandoned.")
 
     def _last(self, parser: AnswerParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
-        """Read the end of the body: an event without its final blank line, or a body that is not an event stream."""
+        """Return the pieces at the end of the body: those of an event without its final blank line, or those of a whole
+        body that is not an event stream. `head` has the bytes before the first event, or None if an event has come."""
         events = decoder.finish()
         if head is not None and not events:
-            lines = head.decode("utf-8", "replace").splitlines()
-            text = "\n".join(line for line in lines if not line.startswith(":")).strip()
+            # The bytes are split, because `str.splitlines` also splits at U+2028, which a JSON string may contain.
+            lines = (line for line in head.splitlines() if not line.startswith(b":"))
+            text = b"\n".join(lines).strip().decode("utf-8", "replace")
             if not text:
                 who = self._transport.origin.endpoint
                 raise errors.ProtocolError(
                     f"{who} sent an empty response. Check the server's log: the request may be too long."
                 )
             return [*parser.feed([text]), *parser.flush()]
-        # An incomplete event is not valid JSON. `finish` reports later that the answer broke off.
+        # An incomplete event is not valid JSON. The error is dropped here: `finish` reports that the answer broke off.
         with suppress(errors.ProtocolError):
             return [*parser.feed(events), *parser.flush()]
         return parser.flush()

@@ -15,11 +15,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from crow.domain.messages import JsonObject, ToolCall, ToolSpec
-from crow.llm.arguments import InvalidArguments, fits, json_text, read_arguments
+from crow.llm.arguments import fits, json_text, read_arguments
 from crow.llm.text_before import TextBefore
 from crow.llm.tool_calls import tool_name
 
@@ -228,7 +229,7 @@ class CallDetector:
                 if is_bare and not fits(arguments, tool.input_schema):
                     return ()
                 calls.append(ToolCall(id=self._new_id(), name=name, arguments=json_text(arguments)))
-            except (InvalidArguments, ValueError):  # ValueError: `read_arguments` returned several objects
+            except ValueError:  # `InvalidArguments`, or `read_arguments` returned several objects
                 return ()
         return tuple(calls)
 
@@ -500,7 +501,9 @@ def _read_python(text: str, *, is_listed: bool) -> _Found:
     if len(text) > _MAX_PYTHON_CHARS or not text.endswith(("]", ")")) or not (is_listed or text.startswith("[")):
         return []
     try:
-        body = ast.parse(text).body
+        # Python 3.12 and newer print a warning about each unknown escape sequence to stderr, which editors show.
+        with warnings.catch_warnings(action="ignore"):
+            body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values = [statement.value for statement in body if isinstance(statement, ast.Expr)]
@@ -516,6 +519,8 @@ def _read_python(text: str, *, is_listed: bool) -> _Found:
             return []
         try:
             members = {str(each.arg): ast.literal_eval(each.value) for each in value.keywords}
+            if len(members) < len(value.keywords):  # an argument appears twice
+                return []
             found.append((ast.unparse(value.func).removesuffix(".call"), _dump(members)))
         except (ValueError, TypeError, RecursionError):
             return []

@@ -22,7 +22,7 @@ _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DATA_URI = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
 _REPEATED_PROMPT = re.compile(r"<previous_user_message>(.*)</previous_user_message>", re.DOTALL)
 _REPEATED_COUNT = re.compile(
-    r"<system_context>Continuing from previous session with (\d+) recent user messages</system_context>"
+    r"<system_context>Continuing from previous session with (\d{1,6}) recent user messages</system_context>"
 )
 
 

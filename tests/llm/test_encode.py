@@ -127,8 +127,9 @@ def test_required_reasoning_is_sent_even_if_empty() -> None:
 
 
 def test_reasoning_from_the_content_does_not_go_back() -> None:
-    message = AssistantMessage(text="A", thought="T", reasoning_field="content", endpoint=HERE)
-    assert sent(message) == [{"role": "assistant", "content": "A"}]
+    for field in ("content", "role"):  # the second only in a damaged log
+        message = AssistantMessage(text="A", thought="T", reasoning_field=field, endpoint=HERE)
+        assert sent(message) == [{"role": "assistant", "content": "A"}]
 
 
 def test_unknown_keys_of_a_call_go_back_to_their_own_endpoint_only() -> None:

@@ -237,6 +237,8 @@ def test_the_wait_in_headers_is_read(headers: dict[str, str], seconds: float | N
         ("Try again in 500ms", 0.5),
         ("Retry after 2 minutes", 120.0),
         ("wait 30 seconds before you ask again", 30.0),
+        ("Please try again in 1:30", 90.0),
+        ("Retry after 1:02:30.", 3750.0),
         ("try again later", None),
         ("wait " + "1" * 5_000 + "x", None),
     ],
@@ -309,6 +311,7 @@ def test_the_dialect_of_openai_comes_from_its_preset() -> None:
         ("the valid range of max_tokens is [1, 8192]", 8192),
         ("max_tokens must be less than or equal to 4096", 4096),
         ("max_tokens is wrong", None),
+        ("max_tokens: 9000 > " + "9" * 5_000, None),
     ],
 )
 def test_the_largest_accepted_output_is_read(words: str, most: int | None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import anyio
@@ -17,7 +20,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.models import Offered, read_listing
 from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
-from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, failing, sse, text, usage
 
 
 class Listing(FakeEndpoint):
@@ -207,6 +210,35 @@ async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) 
     model = EndpointClient(Endpoint(base_url="https://models.invalid/v1", model="m", api_key="k", ca_file=missing))
     with pytest.raises(ConfigError, match=r"ca\.pem cannot be used: No such file"):
         await ask(model)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"proxy": "socks5://127.0.0.1:9"}, "cannot be used: it is a SOCKS proxy. Set proxy"),
+        ({"proxy": "http://127.0.0.1:x"}, "cannot be used: Invalid port: 'x'. Set proxy"),
+        ({"headers": (("X-Name", "Zoë"),)}, 'The header "X-Name" for http://127.0.0.1:9/v1 has characters'),
+        ({"headers": (("X-Name", "a\nb"),)}, 'The header "X-Name" for http://127.0.0.1:9/v1 has characters'),
+        ({"extra_body": {"a": [date(2026, 1, 1)]}}, "extra_body for http://127.0.0.1:9/v1 has a value that JSON"),
+        ({"extra_body": {"a": math.nan}}, "extra_body for http://127.0.0.1:9/v1 has a value that JSON"),
+    ],
+)
+async def test_settings_that_make_no_request_possible_are_named(more: dict[str, Any], words: str) -> None:
+    model = EndpointClient(Endpoint(base_url="http://127.0.0.1:9/v1", model="m", **more))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        await ask(model)
+    if "extra_body" not in more:
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            await model.models()
+
+
+async def test_an_error_hides_the_values_of_headers_but_not_each_last_word_of_them() -> None:
+    headers = (("X-Title", "My favourite editor"), ("Authorization", "Bearer token-1"), ("X-Key", "key-12345"))
+    async with FakeEndpoint(otherwise=failing(400, "Neither key-12345 nor token-1 suits this editor")) as endpoint:
+        model = EndpointClient(Endpoint(base_url=endpoint.base_url, model="m", headers=headers))
+        error, _, _ = await failure_of(model)
+        await model.close()
+    assert "Neither [secret] nor [secret] suits this editor" in str(error)
 
 
 async def test_an_answer_does_not_wait_for_the_list_of_models() -> None:

@@ -74,6 +74,11 @@ async def test_a_plain_request_becomes_one_call(prompt: str, name: str, argument
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == answer.text != ""
 
 
+async def test_arguments_that_nest_too_deeply_are_not_valid_json() -> None:
+    _, answer = await reply(user('call srv_echo {"a":' + "[" * 5_000 + "]" * 5_000 + "}"))
+    assert (answer.calls, answer.text.endswith("is not valid JSON.")) == ((), True)
+
+
 async def test_a_reply_after_a_call_repeats_the_result() -> None:
     _, first = await reply(user("read README.md"))
     history = (

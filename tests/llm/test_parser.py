@@ -6,13 +6,14 @@ import collections
 import itertools
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.domain.errors import AnswerTooLong
+from crow.domain.errors import AnswerTooLong, ProtocolError
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
 from crow.llm.chat.parser import StreamParser
@@ -305,3 +306,12 @@ def test_arguments_with_too_many_digits_are_a_fault_that_the_model_is_told(argum
     (call,) = parser.finish().calls
     assert fault in str(call.fault)
     assert call.raw == function["arguments"]
+
+
+@pytest.mark.parametrize("depth", [200, 600, 900])
+def test_parts_that_nest_deeply_are_read_or_refused(depth: int) -> None:
+    nested = "[" * depth + '"A"' + "]" * depth
+    parser = StreamParser()
+    with suppress(ProtocolError):
+        deltas = parser.feed([f'{{"choices":[{{"delta":{{"content":{{"type":"text","text":{nested}}}}}}}]}}'])
+        assert deltas == [TextDelta(text="A")]

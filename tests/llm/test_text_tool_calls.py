@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -302,3 +303,13 @@ def test_a_number_with_too_many_digits_makes_no_call_and_no_crash(written: str) 
     shown = watched.feed(text)
     rest, calls = watched.finish(may_call=True)
     assert (shown + rest, calls) == (text, ())
+
+
+def test_a_call_in_python_prints_no_warning_and_gives_each_argument_once() -> None:
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        for text, count in (("[read_file(path='\\d')]", 1), ("[read_file(path='a', path='b')]", 0)):
+            watched = detector()
+            shown = watched.feed(text)
+            rest, calls = watched.finish(may_call=True)
+            assert (shown + rest, len(calls)) == ("" if count else text, count)
+    assert warned == []

@@ -162,7 +162,7 @@ def test_names_of_any_length_fit_on_a_line() -> None:
         assert sum(json_bytes(block) for block in blocks(part)) < PART_BYTES
 
 
-def repeating(*prompts: str, told: int | None = None) -> tuple[Part, ...]:
+def repeating(*prompts: str, told: int | str | None = None) -> tuple[Part, ...]:
     count = len(prompts) if told is None else told
     counted = f"Continuing from previous session with {count} recent user messages"
     return (
@@ -202,4 +202,9 @@ def test_earlier_prompts_stay_in_the_first_prompt_of_a_session_oldest_first() ->
     ],
 )
 def test_prompts_that_only_resemble_repeated_ones_are_unchanged(parts: tuple[Part, ...]) -> None:
+    assert without_repeated_prompts(parts, is_first=False) == parts
+
+
+def test_a_count_of_prompts_that_is_no_count_changes_nothing() -> None:
+    parts = repeating("only", told="9" * 5_000)
     assert without_repeated_prompts(parts, is_first=False) == parts

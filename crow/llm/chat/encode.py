@@ -89,8 +89,8 @@ class ChatEncoder(Encoder[_Encoded]):
     def _restart(self) -> None:
         self._sequence = _Sequence()
 
-    def _add(self, each: _Encoded) -> None:
-        self._sequence.add(each)
+    def _add(self, encoded: _Encoded) -> None:
+        self._sequence.add(encoded)
 
     def _encode(self, message: domain.Message) -> _Encoded:
         return _encode(message, endpoint=self._endpoint, dialect=self._dialect)
@@ -110,23 +110,23 @@ class _Sequence:
         self._calls: tuple[bytes, ...] = ()
         self._last: domain.Message | None = None
 
-    def add(self, each: _Encoded) -> None:
+    def add(self, encoded: _Encoded) -> None:
         """Add the next message."""
-        is_result = isinstance(each.message, domain.ToolMessage)
+        is_result = isinstance(encoded.message, domain.ToolMessage)
         if self._calls and is_result and isinstance(self._last, domain.ToolMessage):
             self._sent.append(self._calls[0])
             self._calls = self._calls[1:]
-        self._calls = each.calls or self._calls
+        self._calls = encoded.calls or self._calls
         if self._attached and not is_result:
             self._sent = self.sent()
             self._attached = []
-            if isinstance(each.message, domain.UserMessage):
+            if isinstance(encoded.message, domain.UserMessage):
                 self._sent.append(json_bytes({"role": "assistant", "content": "Seen."}))
-        elif is_paused(self._last) and isinstance(each.message, domain.AssistantMessage):
+        elif is_paused(self._last) and isinstance(encoded.message, domain.AssistantMessage):
             self._sent.append(_GO_ON)
-        self._last = each.message
-        self._sent.append(each.sent)
-        self._attached.extend(each.attached)
+        self._last = encoded.message
+        self._sent.append(encoded.sent)
+        self._attached.extend(encoded.attached)
 
     def sent(self) -> list[bytes]:
         """Return all messages so far. If they end with tool results that have images or files, a message with these
@@ -206,7 +206,7 @@ def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dial
         sent["content"] = message.text if message.text.strip() else EMPTY_TEXT
     elif dialect.empty_content != "omitted":
         sent["content"] = None if dialect.empty_content == "null" else " "
-    field = message.reasoning_field if message.reasoning_field not in {"content", "reasoning_details"} else None
+    field = message.reasoning_field if message.reasoning_field not in _OWN_KEYS | {"reasoning_details"} else None
     if dialect.reasoning == "always":
         sent[field or "reasoning_content"] = message.thought
     elif dialect.reasoning == "own" and is_own and field is not None:

@@ -134,12 +134,13 @@ class StreamParser(AnswerParser):
 
     def _read_delta(self, delta: dict[str, object]) -> None:
         field, thought = thought_of(delta)
-        self._reasoning_field = self._reasoning_field or field
         if details := delta.get("reasoning_details"):
             self._details.add(details)
-            if not thought:
-                thought = details_text(details)
-                self._reasoning_field = self._reasoning_field or "reasoning_details"
+            if not thought and ((thought := details_text(details)) or field is None):
+                field = "reasoning_details"
+        # Some servers send other fields, too, which stay empty. The first one with text is the right one.
+        if self._reasoning_field is None or (thought and not self._has_thought):
+            self._reasoning_field = field
         if blocks := delta.get("thinking_blocks"):
             self._blocks.add(blocks)
         if extra := delta.get("extra_content"):

@@ -96,18 +96,18 @@ class MessagesEncoder(Encoder[_Encoded]):
         return system, messages
 
     def _read(self, messages: tuple[domain.Message, ...]) -> None:
-        first = messages[0] if messages else None
-        if isinstance(first, domain.SystemMessage):
-            messages = messages[1:]
-            if first.text != self._system.text:
-                self._system = _System(first.text)
+        text = ""
+        if messages and isinstance(first := messages[0], domain.SystemMessage):
+            text, messages = first.text, messages[1:]
+        if text != self._system.text:
+            self._system = _System(text)
         super()._read(messages)
 
     def _restart(self) -> None:
         self._sequence = _Sequence()
 
-    def _add(self, each: _Encoded) -> None:
-        self._sequence.add(each)
+    def _add(self, encoded: _Encoded) -> None:
+        self._sequence.add(encoded)
 
     def _encode(self, message: domain.Message) -> _Encoded:
         return _encode(message, endpoint=self._endpoint, dialect=self._dialect)
@@ -141,20 +141,20 @@ class _Sequence:
         self._is_after_result = False
         self._paused: _Encoded | None = None
 
-    def add(self, each: _Encoded) -> None:
+    def add(self, encoded: _Encoded) -> None:
         """Add the next message."""
-        is_result = isinstance(each.message, domain.ToolMessage)
+        is_result = isinstance(encoded.message, domain.ToolMessage)
         if is_result and self._is_after_result:
-            self._sent[-1] = self._sent[-1].removesuffix(b"]}") + b"," + each.blocks + b"]}"
+            self._sent[-1] = self._sent[-1].removesuffix(b"]}") + b"," + encoded.blocks + b"]}"
             return
-        if each.role == "assistant":
+        if encoded.role == "assistant":
             if self._paused is None and (not self._roles or self._roles[-1] == "assistant"):
                 self._append("user", json_bytes(_text(GO_ON if self._roles else EMPTY_TEXT)))
         elif self._paused is not None and self._paused.ended is not None:
             self._sent[-1] = _message("assistant", self._paused.ended)
-        self._append(each.role, each.blocks)
+        self._append(encoded.role, encoded.blocks)
         self._is_after_result = is_result
-        self._paused = each if each.ended is not None else None
+        self._paused = encoded if encoded.ended is not None else None
 
     def _append(self, role: _Role, blocks: bytes) -> None:
         self._roles.append(role)
@@ -263,8 +263,8 @@ def _with_end(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
 def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
     """Return the blocks of an answer that does not go on. A call of a server's tool that has no result is refused
     there."""
-    finished = {block.get("tool_use_id") for block in blocks}
-    return _with_end([block for block in blocks if not _is_server_call(block) or block.get("id") in finished])
+    finished = {str(block.get("tool_use_id")) for block in blocks}
+    return _with_end([block for block in blocks if not _is_server_call(block) or str(block.get("id")) in finished])
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:

@@ -41,6 +41,8 @@ class _Block:
     call: int = 0
     """The number of the call in the assembler."""
     has_words: bool = False
+    thought_chars: int = 0
+    """The length of the thought so far."""
 
     def add(self, key: str, piece: str) -> None:
         """Add a piece of the member `key`."""
@@ -247,8 +249,10 @@ class MessagesParser(AnswerParser):
 
     def _read_thinking(self, block: _Block, delta: Mapping[str, object]) -> None:
         thought, signature = delta.get("thinking"), delta.get("signature")
-        # Gateways send the signature here, too, some with the whole thought once more.
-        if not signature or thought != "".join(block.growing.get("thinking", ())):
+        # Some gateways send the signature here, and a few repeat the whole thought with it. The lengths are compared
+        # first, because joining the pieces for each signature would take quadratic time.
+        is_repeated = bool(signature) and isinstance(thought, str) and len(thought) == block.thought_chars
+        if not is_repeated or thought != "".join(block.growing.get("thinking", ())):
             self._read_thought_of(block, thought)
         self._add_signature(block, signature)
 
@@ -256,6 +260,7 @@ class MessagesParser(AnswerParser):
         if not isinstance(thought, str):
             return
         block.add("thinking", thought)
+        block.thought_chars += len(thought)
         if thought:
             # Each block is a paragraph of its own.
             self._read_thought(thought if block.has_words or not self._has_thought else _PARAGRAPH + thought)
@@ -308,7 +313,9 @@ class MessagesParser(AnswerParser):
         block = self._block("text", index)
         if isinstance(citation, Mapping):
             known = block.members.get("citations")
-            block.members["citations"] = [*(known if isinstance(known, list) else ()), citation]
+            if not isinstance(known, list):
+                block.members["citations"] = known = []
+            known.append(citation)
             self._opaque_chars += _size_of(citation)
 
     def _read_other_delta(self, index: object, delta: Mapping[str, object]) -> None:

@@ -92,11 +92,11 @@ class ResponsesEncoder(Encoder[_Encoded]):
     def _restart(self) -> None:
         self._sent, self._last = [], None
 
-    def _add(self, each: _Encoded) -> None:
-        if is_paused(self._last) and isinstance(each.message, domain.AssistantMessage):
+    def _add(self, encoded: _Encoded) -> None:
+        if is_paused(self._last) and isinstance(encoded.message, domain.AssistantMessage):
             self._sent.append(_GO_ON)
-        self._last = each.message
-        self._sent.append(each.sent)
+        self._last = encoded.message
+        self._sent.append(encoded.sent)
 
     def _tool(self, spec: domain.ToolSpec) -> dict[str, object]:
         return _tool(spec, self._dialect)
@@ -214,7 +214,10 @@ def _own_call(data: Mapping[str, object], call: domain.ToolCall, dialect: Dialec
         return {**data, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     if "custom_tools" in dialect.left_out:
         return _call(call)
-    members = json.loads(call.arguments)
+    try:
+        members = json.loads(call.arguments)
+    except (ValueError, RecursionError):  # the stored call is damaged
+        members = None
     inputs = [value for value in members.values() if isinstance(value, str)] if isinstance(members, dict) else []
     text = inputs[0] if len(inputs) == 1 else call.arguments
     return {**data, "call_id": call.id, "name": call.name, "input": text}

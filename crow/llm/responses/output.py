@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from crow.domain.messages import JsonObject, ToolSpec
 from crow.llm.tool_calls import MAX_CALLS, PartialCall
@@ -81,6 +82,8 @@ class Outputs:
 
     def __init__(self) -> None:
         self._all: list[Output] = []
+        self._unended: dict[str, dict[Output, None]] = {}
+        """The items that have not arrived as a whole, by kind and in order of arrival."""
         self._by_id: dict[tuple[str, str], Output] = {}
         self._by_index: dict[tuple[str, int], Output] = {}
         self.size = 0
@@ -104,7 +107,7 @@ class Outputs:
             # Some servers give an item another id with each event, or several items the same id.
             known = self._by_index.get((kind, index)) or known
         if known is None and index is None and not item_id:
-            known = next((each for each in reversed(self._all) if each.kind == kind and each.data is None), None)
+            known = next(reversed(self._unended.get(kind, {})), None)
         return known or self._add(kind, item_id, index)
 
     def open(self, item: JsonObject, event: JsonObject, *, is_done: bool) -> Output | None:
@@ -126,7 +129,8 @@ class Outputs:
             known = None if is_other else at_index
         if known is None and is_done:
             is_nameless = index is None and not item_id
-            known = next((each for each in self._all if _may_end(each, item, is_nameless=is_nameless)), None)
+            begun = islice(self._unended.get(kind, {}), _MAX_COMPARED)
+            known = next((each for each in begun if _may_end(each, item, is_nameless=is_nameless)), None)
         if known is None:
             known = self._add(kind, item_id, index)
         else:
@@ -145,6 +149,7 @@ class Outputs:
     def close(self, output: Output, item: JsonObject) -> None:
         """Note the whole item."""
         output.data = item
+        self._unended.get(output.kind, {}).pop(output, None)
         if output.kind != "message" and output.call is None:
             self.size += len(json.dumps(item, default=str))
 
@@ -236,6 +241,7 @@ class Outputs:
         if len(self._all) >= _MAX_OUTPUTS:
             return output
         self._all.append(output)
+        self._unended.setdefault(kind, {})[output] = None
         if item_id:
             self._by_id[kind, item_id] = output
         if index is not None:
@@ -264,9 +270,8 @@ def _named(item: JsonObject, named: dict[tuple[str, str], deque[Output]], taken:
 
 
 def _may_end(output: Output, item: JsonObject, *, is_nameless: bool) -> bool:
-    """Return whether `item`, whose id and index are unknown, ends this output. `is_nameless` means that it has none."""
-    if output.data is not None or output.kind != item["type"]:
-        return False
+    """Return whether `item`, whose id and index are unknown, is the end of this output, which has the same kind.
+    `is_nameless` means that the item has neither id nor index."""
     if is_nameless:
         return True
     if output.call is not None and output.call.id:

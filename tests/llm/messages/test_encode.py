@@ -227,6 +227,19 @@ def test_a_tool_of_the_server_goes_back_only_with_its_result() -> None:
     assert sent(user("Hi"), own(*items, text="Searching."))[1]["content"] == [said("Searching."), use, found]
 
 
+def test_items_whose_type_or_id_is_damaged_do_not_stop_the_session() -> None:
+    found = {"type": "web_search_tool_result", "tool_use_id": [], "content": []}
+    opaque = {"items": [{"data": {"x": 1}}, {"data": {"type": []}}, {"data": said("A")}, {"data": found}]}
+    message = replace(own(text="A"), opaque=opaque)
+    assert sent(user("Hi"), message)[1]["content"] == [said("A"), found]
+
+
+def test_the_system_prompt_of_an_earlier_request_is_not_sent_again() -> None:
+    encoder, requests = Encoder(), (Request(messages=(SYSTEM, user("Hi"))), Request(messages=(user("Hi"),)))
+    bodies = [encoder.body(each, model="m", endpoint=HERE, dialect=DIALECT, limit=None) for each in requests]
+    assert [json.loads(each).get("system") for each in bodies] == [[said("Be brief.")], None]
+
+
 def test_arguments_that_json_does_not_have_become_null() -> None:
     call = replace(CALL, arguments='{"a": NaN, "b": [-Infinity]}')
     (block,) = sent(user("Hi"), AssistantMessage(text="", calls=(call,)))[1]["content"]

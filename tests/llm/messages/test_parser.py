@@ -197,6 +197,11 @@ def test_blocks_in_many_pieces_are_joined_in_linear_time() -> None:
         delta = {"type": "thinking_delta", "thinking": f"twig {number} "}
         parser.feed([json.dumps({"type": "content_block_delta", "index": 0, "delta": delta})])
     parser.feed(json.dumps(event) for event in block_events(1, {"text": ["A"]}))
+    cite = {"type": "content_block_delta", "index": 1, "delta": {"type": "citations_delta", "citation": {}}}
+    parser.feed([json.dumps(cite)] * 400_000)
+    for number in pieces:
+        delta = {"type": "thinking_delta", "thinking": f"leaf {number} ", "signature": "x"}
+        parser.feed([json.dumps({"type": "content_block_delta", "index": 2, "delta": delta})])
     parser.feed(['{"type":"message_stop"}'])
     thought = "".join(f"twig {number} " for number in pieces)
     assert items_in(parser.finish())[0] == {"type": "thinking", "thinking": thought}

@@ -187,6 +187,13 @@ def test_damaged_items_still_give_every_call_once(opaque: Mapping[str, object]) 
     assert "I look." in json.dumps(sent)
 
 
+def test_a_custom_call_with_damaged_arguments_is_sent_with_their_text() -> None:
+    item = {"data": {"type": "custom_tool_call"}, "call": 0}
+    own = replace(OWN, calls=(replace(OWN.calls[0], arguments="{"),), opaque={"items": [item]})
+    (sent,) = [each for each in body(SYSTEM, ASKED, own)["input"] if each["type"] == "custom_tool_call"]
+    assert (sent["call_id"], sent["input"]) == ("call_1", "{")
+
+
 def test_nothing_is_stored_at_the_endpoint() -> None:
     extra = {"store": True, "previous_response_id": "resp_1", "conversation": "c", "background": True, "top_p": 0.5}
     sent = body(SYSTEM, ASKED, extra=extra)

@@ -237,3 +237,15 @@ def test_events_of_any_shape_give_an_answer_or_an_error(events: list[dict[str, A
     stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
     outcome = read(Fixture(name="any", stream=stream, tools=tuple(TOOLS.values()), expect={}), [stream])
     assert (outcome.answer is None) == (outcome.error is not None)
+
+
+@pytest.mark.long
+def test_items_that_no_event_has_announced_are_read_in_linear_time() -> None:
+    parser, numbers = ResponsesParser(), range(40_000)
+    for kind in ("output_item.added", "output_item.done"):
+        for number in numbers:
+            item = {"type": "reasoning", "id": f"{kind}{number}", "summary": []}
+            parser.feed([json.dumps({"type": f"response.{kind}", "item": item})])
+    parser.feed([json.dumps({"type": "response.output_text.delta", "delta": "A"})])
+    parser.feed([json.dumps({"type": "response.completed", "response": {}})])
+    assert parser.finish().text == "A"
