@@ -114,6 +114,7 @@ class SessionStore(RowStore, Protocol):
         """Insert a session. If the session is not a fork, also insert a conversation for it.
 
         :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
+        :raises ~crow.domain.errors.NoSuchSession: the parent of a subagent does not exist, or was deleted.
         """
 
     async def fork_session(

@@ -44,7 +44,9 @@ _MAX_TITLE_CHARS = 200
 _PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
 """Matches ids that have no special meaning in a shell or for an option parser."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+"""Matches strings and brackets in JSON. A string without an end matches up to the end of the line, so that it is read
+only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

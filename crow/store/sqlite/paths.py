@@ -538,16 +538,18 @@ def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tupl
 
 def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]) -> int | None:
     """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+    # The `+` makes SQLite use the index of compactions. It does not have the conversation, but it is short.
     rows = sql.execute(
-        "SELECT id FROM entries WHERE kind = 'checkpoint' AND id < ?"
-        " AND session IN (SELECT id FROM sessions WHERE conversation = ?) AND kind IN ('checkpoint', 'mask')",
+        "SELECT id FROM entries WHERE kind IN ('checkpoint', 'mask') AND kind = 'checkpoint' AND +id < ?"
+        " AND +conversation = ?",
         (before.id, before.conversation),
     )
     found = {entry_id for (entry_id,) in rows}
     if not found:  # the usual case, in which reading the path would be a waste
         return None
     restores = sql.execute(
-        "SELECT id, json_extract(body, '$.entry') FROM entries WHERE conversation = ? AND kind = 'restore'",
+        "SELECT id, iif(json_valid(body), json_extract(body, '$.entry'), NULL) FROM entries"
+        " WHERE conversation = ? AND kind = 'restore'",
         (before.conversation,),
     )
     return newest_checkpoint(path_ids(sql, before.id), found, dict(restores.fetchall()), restored)

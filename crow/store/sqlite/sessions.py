@@ -399,13 +399,14 @@ def hide_session(sql: Connection, session_id: str) -> None:
 
 
 def _insert_session(sql: Connection, new: NewSession) -> None:
-    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
+    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation.
+    :raises NoSuchSession: the parent of a subagent does not exist, or is deleted.
+    """
     if sql.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
     principal = new.principal
     if new.parent_id is not None:
-        parent = sql.execute("SELECT principal FROM sessions WHERE id = ?", (new.parent_id,)).fetchone()
-        principal = parent[0] if parent else principal
+        (principal,) = session_values(sql, new.parent_id, "principal")
     if new.alias is not None:
         _check_alias(sql, new.alias, new.id, principal)
     now, turn, has_prompt, conversation = now_ms(), 0, False, new.conversation
