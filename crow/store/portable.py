@@ -263,8 +263,8 @@ def _blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with other entry ids. `named` translates the id of an entry. `bound` translates an id that only
-    marks a limit, such as `first_kept`.
+    """Return `body` with other entry ids. `named` translates the id of an entry, and returns 0 if that entry is not
+    there. `bound` translates an id that only marks a limit, such as `first_kept`.
 
     In file and prompt entries, `recorded_here` becomes false, because another machine will read the entries.
     """
@@ -287,7 +287,7 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
         case Restore():
             return replace(body, entry=named(body.entry))
         case Note(entry=int(entry)) if entry:
-            return replace(body, entry=named(entry))
+            return replace(body, entry=named(entry) or None)  # 0 would remove the label
         case _:
             return body
 

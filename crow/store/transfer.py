@@ -139,9 +139,9 @@ def number_of(ids: array[int], entry: int) -> int:
 
 
 def _parent_number(ids: array[int], entry: Entry) -> int | None:
-    """Return the number of an entry's parent. Return None if the parent is not older than the entry. This happens only
-    in a damaged database."""
-    return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent)
+    """Return the number of an entry's parent. Return None if the entry has no parent, or one that is not older than the
+    entry or is no id. The latter two happen only in a damaged database."""
+    return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent) or None
 
 
 def _bound(ids: array[int], entry: int) -> int:
