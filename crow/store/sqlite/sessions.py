@@ -25,7 +25,15 @@ from crow.domain.messages import JsonObject
 from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import changed_config, from_json, merged_metadata, to_json
 from crow.store.owner import is_alive
-from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
+from crow.store.rows import (
+    JSON_COLUMNS,
+    SESSION_COLUMNS,
+    cursor_after,
+    parse_cursor,
+    possible_time,
+    session_of,
+    title_of_fork,
+)
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.paths import has_user, marks, session_row, session_values
@@ -170,7 +178,7 @@ class SessionMethods(UsesDatabase):
             " GROUP BY cwd ORDER BY max(newest_entry) DESC, cwd LIMIT :limit",
             {"seen_by": seen_by, "limit": limit},
         ).fetchall()
-        return tuple(Directory(cwd=cwd, sessions=number, updated_ms=ms) for cwd, number, ms in rows)
+        return tuple(Directory(cwd=cwd, sessions=number, updated_ms=possible_time(ms)) for cwd, number, ms in rows)
 
     @snapshot(raise_if_moved=True)
     def is_known_directory(self, sql: Connection, paths: Sequence[str], *, principal: str | None = None) -> bool:
