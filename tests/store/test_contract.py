@@ -377,7 +377,10 @@ async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores
     before = await store.tail("s1")
     unstored = await store.unstored_end("s1")
     assert await store.tail("s1") == before
+    reported: list[str] = []
+    store.on_stored = reported.append
     tail = await store.open_session("s1")
+    assert reported == ["s1"]
     crow = readable(dead.owner)
     kept = [(entry.turn, entry.body, entry.model, entry.usage) for entry in tail.entries[1:]]
     assert [(entry.turn, entry.body, entry.model, entry.usage) for entry in unstored] == kept
