@@ -274,7 +274,7 @@ class SessionMethods(UsesDatabase):
             (
                 found
                 for found, owner, lease_ms in hidden
-                if not owner or not is_alive(owner, lease_age_ms=now - lease_ms)
+                if not owner or not is_alive(owner, lease_age_ms=now - possible_time(lease_ms))
             ),
             None,
         )
@@ -348,7 +348,7 @@ def _closed_openings(sql: Connection) -> list[str]:
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         # This time is longer than the lease of a turn, because nothing renews it.
-        has_open = bool(owner) and is_alive(owner, lease_age_ms=now - opened_ms - _OPEN_MS)
+        has_open = bool(owner) and is_alive(owner, lease_age_ms=now - possible_time(opened_ms) - _OPEN_MS)
         is_open[session_id] = is_open.get(session_id, False) or has_open
     return [session_id for session_id, has_open in is_open.items() if not has_open or not _is_empty(sql, session_id)]
 
