@@ -18,7 +18,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
 from unicodedata import category
@@ -667,4 +667,20 @@ def _body(record: EntryRecord, load: Load) -> Body:
         raise Unreadable(f"entry {record.id}: {name} is {show(value)}; {words}")
     if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MAX_CALLS:
         raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected an index of 0 or more")
+    _check_integers(body, f"entry {record.id} ({record.kind})")
     return body
+
+
+def _check_integers(value: object, name: str) -> None:
+    """Check the integers in a body. `name` says in the error where the value is.
+
+    :raises Unreadable: an integer takes more than 64 bits. Crow writes none, and the largest cannot become floats.
+    """
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise Unreadable(f"{name} is {show(value)}; expected at most 64 bits")
+    if isinstance(value, tuple):
+        for item in value:
+            _check_integers(item, name)
+    elif is_dataclass(value):
+        for field in fields(value):
+            _check_integers(getattr(value, field.name), f"{name}: {field.name}")

@@ -475,6 +475,10 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
             "expected at most 200 characters, all of them visible",
         ),
         (
+            resealed(edited(lines, "entry", {"body": {"parts": [], "message_id": "u", "cut": 10**400}})),
+            f"entry 1 (user): cut is {'1'.ljust(60, '0')}; expected at most 64 bits",
+        ),
+        (
             resealed(edited(lines, "entry", {"body": json.loads("[" * 300 + "]" * 300)})),
             "it has more than 200 levels of nested values",
         ),
