@@ -97,7 +97,7 @@ def excerpt_of_result(blob: BlobReader, most_bytes: int, load: Load) -> ToolResu
     while wanted <= min(half + _MOST_OTHER_BYTES, size - len(head)):
         blob.seek(-wanted, 2)
         parsed = _parse_end(blob.read())
-        if parsed is None:
+        if parsed is None or len(parsed[0]) < half:
             wanted *= 2
             continue
         end, more = parsed
