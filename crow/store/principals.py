@@ -517,15 +517,16 @@ class PrincipalStore(Store, Watcher):
 
     async def _is_in_family(self, session_id: str) -> bool:
         """Return whether a session is `home`, or a subagent below `home` at any depth."""
-        above = session_id
+        above: str | None = session_id
+        passed = set[str | None]()  # parents that an import has brought may form a circle
         while above not in self._family:
+            if above is None or above in passed:
+                return False
+            passed.add(above)
             try:
-                parent = (await self.inner.session(above)).parent_id
+                above = (await self.inner.session(above)).parent_id
             except NoSuchSession:
                 return False
-            if parent is None:
-                return False
-            above = parent
         self._family.add(session_id)
         return True
 
