@@ -112,6 +112,8 @@ class PrincipalStore(Store, Watcher):
         self._family = set() if home is None else {home}
         # The sessions that the principal is known to own. An owner never changes.
         self._own: dict[str, None] = {}
+        # The sessions whose turns were claimed through this store. Only these may be given up by `disown`, which cannot
+        # wait for the answer what the principal may do.
         self._turns: set[str] = set()
 
     # The methods whose only rule is the access that they need. All others are written out below.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -49,8 +49,12 @@ class ImportRemoved(StoreUnavailable):
 class ExportedSessionDeleted(StoreUnavailable):
     """A session was deleted while it was exported."""
 
-    def __init__(self) -> None:
-        super().__init__("The session was deleted while it was exported. The file is incomplete.")
+    def __init__(self, sessions: Collection[str]) -> None:
+        """`sessions` are the exported sessions of the conversation. At least one of them was deleted."""
+        names = ", ".join(sorted(sessions))
+        super().__init__(
+            f"A session was deleted while it was exported ({names}). The file is incomplete; export again."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

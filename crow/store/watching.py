@@ -92,22 +92,22 @@ class SessionRead:
 
 
 async def follow(
-    look: Callable[[int, int], Awaitable[SessionRead]],
+    read: Callable[[int, int], Awaitable[SessionRead]],
     wait: Callable[[], Awaitable[object]],
     is_closed: Callable[[], bool],
     *,
     after: int,
 ) -> AsyncGenerator[News, None]:
-    """Read a session repeatedly with `look`, and yield its changes as news. The arguments of `look` are the id of the
-    last known entry and the number of the last known piece of the draft. `wait` returns when the session may have
-    changed."""
+    """Read a session repeatedly, and yield its changes as news. The arguments of `read` are the id of the last known
+    entry and the number of the last known piece of the draft. `wait` returns when the session may have changed. Entries
+    with ids up to `after` are known at the beginning."""
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0
-    told: News | None = None
+    last_state: News | None = None
     while True:
         try:
-            found = await look(after, last_piece)
+            found = await read(after, last_piece)
         except StoreUnavailable:
             if is_closed():
                 raise
@@ -133,8 +133,8 @@ async def follow(
         if found.entries:
             after = found.entries[-1].id
         state = replace(news, entries=())
-        if news.entries or state != told:
-            told = state
+        if news.entries or state != last_state:
+            last_state = state
             yield news
         if not has_more:
             await wait()

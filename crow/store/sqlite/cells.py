@@ -85,7 +85,7 @@ _Votes: TypeAlias = dict[str, Counter[Value]]
 
 
 class Witnesses:
-    """What the indexes in the pages of a file say about rows."""
+    """The values of rows that the indexes in the pages of a file repeat."""
 
     def __init__(self, pages: Pages) -> None:
         self._rows = {name: tuple(self._read(pages, name, columns)) for name, columns in _INDEXES.items()}
@@ -250,7 +250,9 @@ def _mend_sessions(sql: sqlite3.Connection, witnesses: Witnesses) -> list[str]:
 def _elected(
     sql: sqlite3.Connection, name: str, row: Mapping[str, Any], votes: Counter[Value], *, is_wrong: bool
 ) -> Any:
-    """Return the value with the most witnesses. Equal numbers are decided by what else is stored, then for the row."""
+    """Return the value of a session's column that most indexes have. The row's own value counts as one more, unless it
+    `is_wrong`. Among equally frequent values, return the one with which most rows of other tables agree, or else the
+    row's own."""
     own = row[name]
     counts = Counter(votes)
     if not is_wrong:
@@ -264,7 +266,7 @@ def _elected(
 
 
 def _witnesses_beside(sql: sqlite3.Connection, name: str, row: Mapping[str, Any], value: Value) -> int:
-    """Return how many rows of other tables speak for a value of a session's row."""
+    """Return how many rows of other tables agree with a value of a session's row."""
     match name:
         case "id":
             query = (

@@ -111,6 +111,9 @@ def _runs_in(
 class Database:
     """A SQLite file and the connections to it.
 
+    Normally, the file is open for writing. If it could not be opened for writing, it is open only for reading
+    (`is_read_only`), and each write first tries again to open it for writing. `close` ends both states for good.
+
     If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
     new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
     `raise_if_moved` do not raise this error.

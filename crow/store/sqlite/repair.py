@@ -46,8 +46,6 @@ from crow.store.sqlite.paths import unreadable_entries
 from crow.store.sqlite.recovery import Recovery, index_words
 from crow.store.sqlite.wal import WriteAheadLog
 
-# statements are put together from constants; values are parameters
-
 _MAX_PROBLEMS = 20
 _CHUNK_BYTES = 1024 * 1024
 _HEADER_BYTES = 100
