@@ -159,7 +159,8 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _labels_at(labels: Mapping[int, tuple[str, int | None]], known: Collection[int]) -> Mapping[int, tuple[str, ...]]:
-    """Return the labels of each entry. The newest note about a label decides where it is."""
+    """Map each entry that has labels to them. The newest note about a label decides which entry has it. `labels` is
+    that of `outline_of`, and `known` are the entries in the outline."""
     places: dict[str, int] = {}
     for note, (label, entry) in sorted(labels.items()):
         places.pop(label, None)

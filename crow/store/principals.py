@@ -520,7 +520,7 @@ class PrincipalStore(Store, Watcher):
     async def _is_in_family(self, session_id: str) -> bool:
         """Return whether a session is `home`, or a subagent below `home` at any depth."""
         above: str | None = session_id
-        passed = set[str | None]()  # parents that an import has brought may form a circle
+        passed = set[str | None]()  # in an imported file, two sessions may be each other's parents
         while above not in self._family:
             if above is None or above in passed:
                 return False

@@ -51,7 +51,8 @@ _NOT_SET: Mapping[str, object] = {
     "mode": "ask",
     "owner": "",
 }
-"""What `session_of` reads in place of a value of the wrong type. For columns that are not here, that is None."""
+"""The values that `session_of` uses in place of values of the wrong type. For columns that are not here, it uses
+None."""
 
 TOKEN_FIELDS = tuple(one.name for one in fields(Token))
 TOKEN_COLUMNS = ", ".join(TOKEN_FIELDS)

@@ -109,7 +109,7 @@ class Lines:
     def entry(self, record: EntryRecord, body: Body, written_blobs: set[str]) -> Iterator[bytes]:
         """Return the lines of one entry. `written_blobs` are the hashes of the blobs that are already in the file, to
         which this method adds."""
-        encoded = encode(body, shares_texts=False)  # older versions read no other form
+        encoded = encode(body, shares_texts=False)  # older versions of crow cannot import texts that are blobs
         text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
         for name, data in encoded.blobs.items():
             if name != encoded.spilled and name not in written_blobs:

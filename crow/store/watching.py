@@ -35,8 +35,8 @@ class News:
     """The entries that the session has stored since the previous news, oldest first. If the session was moved to
     another leaf since then, the first of these entries does not follow the last entry of the previous news."""
     draft: Draft | None
-    """None while no answer is streaming. It is also None if the next news have further entries, because the draft comes
-    after all entries."""
+    """None while no answer is streaming. It is also None if the next `News` has further entries, because the draft
+    comes after all entries."""
     is_elsewhere: bool
     """Whether another store runs a turn of the session."""
     is_orphaned: bool

@@ -317,7 +317,7 @@ _OF_ENTRIES: Mapping[str, str] = {
         for name, column in (("in", "input_tokens"), ("out", "output_tokens"), ("cached", "cached_tokens"))
     },
 }
-"""Maps columns of a session to queries for what its entries say about them."""
+"""Maps columns of a session to queries that compute their values from the session's entries."""
 
 
 def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[str, Any]) -> Any:
@@ -330,7 +330,7 @@ def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[
 
 
 def _default(column: _Column, name: str, value: object) -> Any:
-    """Return what to store in place of a damaged value: the text without its invalid bytes, or an empty value."""
+    """Return the value to store in place of a damaged one: the text without its invalid bytes, or an empty value."""
     kind, is_needed = column
     if isinstance(value, Undecodable) and name not in _JSON_TYPES:
         return str(value)

@@ -484,7 +484,7 @@ class Database:
                 one.error, one.is_done = one.error or failure, True
         if job.error is not None:
             raise job.error
-        return job.result  # type: ignore[return-value]  # done without an error, so it is a T
+        return job.result  # type: ignore[return-value]  # it was set, because there was no error
 
     def _run_together(self, connection: sqlite3.Connection, jobs: list[WriteJob[Any]]) -> None:
         self._check_in_place()  # before the lock, because the directory of the lock file may be gone too

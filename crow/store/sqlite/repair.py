@@ -376,7 +376,7 @@ def _fold(kept: Path, source: Path, log: WriteAheadLog | None) -> None:
     copy_files(kept, source, suffixes=("", "-journal"))
     if log is not None:
         log.apply(source)
-    if Path(f"{source}-journal").exists():  # SQLite rolls back what the journal has
+    if Path(f"{source}-journal").exists():  # SQLite applies the journal when it opens the file
         with suppress(*FAILURES), closing(sqlite3.connect(source)) as connection:
             connection.execute("SELECT * FROM sqlite_master").fetchall()
 
