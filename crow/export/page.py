@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from html import escape
 from itertools import count
 from pathlib import Path
@@ -25,7 +24,7 @@ from crow.export.markdown import link_to, plain_text, render_markdown
 from crow.export.redact import Redactor
 from crow.store import SessionRow, Store
 from crow.store.codec import KINDS
-from crow.store.transcript import label_words, time_text
+from crow.store.transcript import label_words, local_time, time_text
 
 _STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
@@ -596,7 +595,7 @@ def _article(entry: Entry, kind: str, title: str, content: str, *, level: int = 
 
 
 def _meta(entry: Entry) -> str:
-    moment = datetime.fromtimestamp(entry.created_ms / 1000).astimezone()
+    moment = local_time(entry.created_ms)
     return (
         f'<span class="meta"><time datetime="{moment.isoformat(timespec="seconds")}">{moment:%Y-%m-%d %H:%M}</time> '
         f"{_anchor(entry.id)}</span>"

@@ -114,6 +114,7 @@ class SessionStore(RowStore, Protocol):
         """Insert a session. If the session is not a fork, also insert a conversation for it.
 
         :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
+        :raises ~crow.domain.errors.NoSuchSession: the parent of a subagent does not exist, or was deleted.
         """
 
     async def fork_session(
@@ -179,14 +180,15 @@ class SessionStore(RowStore, Protocol):
 
 
 class LogStore(Protocol):
-    """The entries on a session's path. It can be read and extended, and the session can move to another path."""
+    """Reads and extends the path of a session, and moves the session to another path."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """Return the session's row and its tail. If a store died while it ran a turn of the session, repair this turn
-        first. No turn is repaired twice. If the repair cannot be written, the next `take_turn` repairs the turn."""
+        """Return the session's row and the end of its path. If a process died and left a running turn or queued prompts
+        in the session, first append the entries that close them (see `TurnStore.unstored_end`). This happens only once.
+        If these entries cannot be written, the next `take_turn` appends them."""
 
     async def tail(self, session_id: str) -> Tail:
-        """Return the session's row and its tail. Unlike `open_session`, this repairs nothing."""
+        """Return the session's row and the end of its path. Unlike `open_session`, this writes nothing."""
 
     def history(
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
@@ -240,7 +242,7 @@ class LogStore(Protocol):
 
 
 class ClaimStore(Protocol):
-    """The claim of a session's turn."""
+    """Claims the turns of sessions: only the store that has claimed a session's turn may run it."""
 
     async def take_turn(
         self,
@@ -280,7 +282,7 @@ class ClaimStore(Protocol):
 
 
 class TurnStore(ClaimStore, Protocol):
-    """The prompts of a session, and who runs its turn."""
+    """The claims of turns, and the prompts that wait for a turn in a session's inbox."""
 
     async def enqueue(
         self, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
@@ -323,11 +325,11 @@ class TurnStore(ClaimStore, Protocol):
 
 
 class BranchStore(RowStore, LogStore, ClaimStore, Protocol):
-    """What a branch needs: its session's row, the entries on its path, and the claim of its turn."""
+    """The methods that `crow.agent.history.branch.Branch` needs."""
 
 
 class SearchStore(Protocol):
-    """What is found and counted across many entries: words, branches, usage."""
+    """Searches and counts many entries: words, branches, usage."""
 
     async def search(
         self,
@@ -378,15 +380,15 @@ class SearchStore(Protocol):
         0."""
 
     async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
-        """Return those of these sessions whose model sees a summary, or no longer sees some outputs: a compaction that
-        was not undone is on their paths."""
+        """Return those of these sessions that have a compaction on their path that was not undone. Their model sees a
+        summary of earlier entries, or no longer sees some outputs."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
         """Return one sum for each model that the session or its subagents used."""
 
 
 class AccessStore(Protocol):
-    """Who may see which sessions: principals, shares and tokens."""
+    """Says which principal may see which sessions, and stores shares and tokens."""
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session. Return None if the principal may do nothing with the session,
@@ -439,8 +441,8 @@ class Store(SessionStore, LogStore, TurnStore, SearchStore, AccessStore, Protoco
         `crow.store.watching.Watcher`, and watching takes almost no time while nothing changes."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the known facts about an endpoint. Facts that another process learned recently may be missing until
-        this store's next write transaction."""
+        """Return the known facts about an endpoint, such as the size of its context window. Facts that another process
+        learned recently may be missing until this store's next write transaction."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Store facts about an endpoint. They replace stored facts of the same name."""

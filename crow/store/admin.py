@@ -202,9 +202,10 @@ class Admin(Protocol):
     :class:`~crow.domain.errors.StoreUnavailable`."""
 
     async def matches(self, name: str) -> tuple[SessionMatch, ...]:
-        """Return the sessions that `name` may mean, most recently used first: the session with this id. If there is
-        none, the session with this alias. If there is none, all sessions whose id begins with `name` or whose title is
-        `name`. Aliases of principals do not count, because several principals may use the same alias."""
+        """Return the sessions that `name` may mean. This is the session with this id. If there is none, it is the
+        session with this alias. If there is none either, it is every session whose id begins with `name` or whose title
+        is `name`, most recently used first. Aliases of principals do not count, because several principals may use the
+        same alias."""
 
     async def find(self, name: str) -> str:
         """Return the id of the only session that `name` may mean; see `matches`.
@@ -217,8 +218,8 @@ class Admin(Protocol):
         """Return the ids of all sessions and subagents, sorted."""
 
     async def written_after(self, entry: int) -> Mapping[str, int]:
-        """Map the ids of the sessions and subagents that have stored an entry after the entry `entry` to their newest
-        entries, oldest first."""
+        """Map the id of each session and subagent with an entry newer than `entry` (an id) to the id of its newest
+        entry. The session whose newest entry is the oldest comes first."""
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         """Return the sessions that have a prompt, each with its subagents. The session that was used last comes

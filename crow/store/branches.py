@@ -11,19 +11,23 @@ from crow.store.codec import KINDS
 
 
 async def left_branches(store: Store, session_id: str) -> AsyncIterator[Sequence[Entry]]:
-    """Yield the branches that are not part of another one, newest first. A branch has the entries between the path to
-    the session's leaf and its end, oldest first. Two branches may share entries."""
-    row, known = await store.session(session_id), set[int | None]((None,))
-    for move in await store.moves(session_id):
-        if move.from_leaf not in known:
-            left = await store.entries_beyond(move.from_leaf, row.leaf, KINDS.values())
-            known |= {entry.id for entry in left} | {move.from_leaf}
-            if left:
-                yield left
+    """Yield the branches that the session has left. The branch with the newest end comes first. A branch has the
+    entries from the path to the session's leaf, which are not included, to the branch's end, oldest first. No branch is
+    the beginning of another, but two branches may share their first entries."""
+    row, known = await store.session(session_id), set[int]()
+    ends = {move.from_leaf for move in await store.moves(session_id) if move.from_leaf is not None}
+    for end in sorted(ends, reverse=True):  # so an end in the middle of a branch comes after that branch
+        if end not in known:
+            branch = await store.entries_beyond(end, row.leaf, KINDS.values())
+            known.update(entry.id for entry in branch)
+            if branch:
+                yield branch
 
 
 async def own_entries(store: Store, session_id: str, *, result_bytes: int | None = None) -> AsyncIterator[Entry]:
-    """Yield the entries that the session itself has stored, on all branches, in the order in which it stored them."""
+    """Yield the entries that the session itself has stored, on all branches, in the order in which it stored them.
+    Entries of the session from which it was forked are left out. For `result_bytes`, see `LogStore.history`; results on
+    branches that the session has left always come whole."""
     left: dict[int, Entry] = {}
     async for branch in left_branches(store, session_id):
         left |= {entry.id: entry for entry in branch if entry.session == session_id}

@@ -1,4 +1,4 @@
-"""What entries mean for turns, for both engines: what ends a draft, and how the turn of a dead owner is closed."""
+"""Rules about turns, for both engines: which entries end a draft, and which close the turn of a dead owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from crow.store.owner import readable
 from crow.store.values import QueuedPrompt, SessionRow
 
 Refusal: TypeAlias = Literal["gone", "busy", "interrupted", "fenced", "moved"]
-"""Why a session cannot be written."""
+"""Why a session cannot be written. "gone": it does not exist. "busy": another living store runs a turn.
+"interrupted": a dead owner left a turn that must be closed first. "fenced": another process took over the turn, because
+this process gave no sign of life. "moved": the session has another leaf."""
 
 
 class InboxItem(NamedTuple):
@@ -38,7 +40,7 @@ class DraftPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadTurn:
-    """A turn that is still running in its session's row, although its owner is dead."""
+    """A turn whose owner died: the session's row still says that the turn is running."""
 
     owner: str
     pieces: Sequence[DraftPiece]
@@ -120,7 +122,7 @@ def _interrupted_answer(pieces: Sequence[DraftPiece]) -> Assistant | None:
 
 
 def ends_draft(bodies: Iterable[Body]) -> bool:
-    """Return whether the draft is over once these entries are stored: the whole answer, or the end of the turn."""
+    """Return whether these entries end the draft, because they contain the whole answer or the end of the turn."""
     return any(isinstance(body, Assistant | TurnEnd) for body in bodies)
 
 
@@ -139,8 +141,7 @@ def refuse(why: str, session_id: str, *, leaf: int | None, current: int | None, 
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     :raises SessionBusy: another living store runs a turn.
-    :raises LeafMoved: the session has another leaf, or a dead owner left a turn that must be repaired first, or another
-        process took over the turn.
+    :raises LeafMoved: in all other cases.
     """
     match why:
         case "gone":

@@ -14,6 +14,7 @@ from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.store import Store
 from crow.store.admin import Admin, ImportDefaults, Imported, SessionExtras
 from crow.store.portable import FORMAT, End, Header, line_of
+from crow.store.transfer import ExportedSessionDeleted
 
 _BATCH_BYTES = 16 * 1024 * 1024
 _BATCH_CONVERSATIONS = 100
@@ -80,12 +81,16 @@ class _CopiedBatch:
     async def add(
         self, sessions: tuple[str, ...], extras: Mapping[str, SessionExtras], lines: AsyncIterator[bytes]
     ) -> None:
-        """Add a conversation."""
+        """Add a conversation. If `lines` fails, nothing is added."""
         digest, start, count = hashlib.sha256(), self._file.tell(), 0
-        async for some in lines:
-            digest.update(some)
-            count += some.count(b"\n")
-            self._file.write(some)
+        try:
+            async for some in lines:
+                digest.update(some)
+                count += some.count(b"\n")
+                self._file.write(some)
+        except BaseException:
+            self._cut(start)
+            raise
         end = self._file.tell()
         part = _Part(sessions=sessions, extras=extras, start=start, end=end, lines=count, hash=digest.hexdigest())
         self.parts.append(part)
@@ -152,7 +157,7 @@ class SessionCopy:
                 await batch.add(sessions, before.extras, self._source.lines(conversation, sessions, self._known))
                 if await self._source.conversation_state(sessions) != before:
                     words = "it changed while it was copied"
-        except NoSuchSession:
+        except (NoSuchSession, ExportedSessionDeleted):
             words = "it was deleted while it was copied"
         if words:
             if len(batch.parts) > size:

@@ -1,9 +1,8 @@
 """Reads the beginning and the end of a long tool result, without the rest of it.
 
-After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows only a
-little of each output. So this module needs only the beginning and the end of each output. The
-sha256 of an output is checked only when the whole output is read. If the JSON of a result does not have the form that
-crow writes, the whole result is read.
+After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows only the
+beginning and the end of each output. The sha256 of an output is checked only when the whole output is read. If the JSON
+of a result does not have the form that crow writes, the whole result is read.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ _OTHER_BYTES = 2_048
 """The members before the text usually take fewer bytes than this, and so do the members after the text."""
 
 _MOST_OTHER_BYTES = 64 * 1024
+"""If the members after the text take more bytes than this, the whole result is read."""
+
 _ESCAPE_BYTES = 6
 """The length of the longest escape in JSON."""
 
@@ -97,7 +98,7 @@ def excerpt_of_result(blob: BlobReader, most_bytes: int, load: Load) -> ToolResu
     while wanted <= min(half + _MOST_OTHER_BYTES, size - len(head)):
         blob.seek(-wanted, 2)
         parsed = _parse_end(blob.read())
-        if parsed is None:
+        if parsed is None or len(parsed[0]) < half:
             wanted *= 2
             continue
         end, more = parsed

@@ -19,11 +19,11 @@ _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
 
 TAIL_BYTES = 6 * 1024 * 1024
-"""At most so many bytes of texts are read for a tail. That is more than a model with a window of a million tokens can
+"""The maximum size of the texts in a tail, in bytes. It is more than a model with a window of a million tokens can
 see."""
 
 RESULT_BYTES = 64 * 1024
-"""Of a tool result that is longer than the rest of `TAIL_BYTES`, about so many bytes are read."""
+"""If a tool result does not fit into a tail any more, about this many bytes of it are read."""
 
 _PIN_CHARS = 20_000
 _UNREAD = (
@@ -33,8 +33,8 @@ _UNREAD = (
 
 
 def compacted_in(breaks: Iterable[Sequence[Any]], restores: Iterable[Entry]) -> frozenset[str]:
-    """Return the sessions that a compaction still shortens. `breaks` are rows (session, entry, kind) of checkpoints,
-    masks and restores on paths, and `restores` are the entries of the restores in there."""
+    """Return the sessions with a compaction on their path that was not undone. `breaks` has a row (session id, entry
+    id, kind) for each checkpoint, mask and restore on the paths. `restores` are the entries of these restores."""
     revoked = {entry.id: entry.body.entry for entry in restores if isinstance(entry.body, Restore)}
     rows = [(str(session), entry_id, kind) for session, entry_id, kind in breaks]
     undone = {(session, revoked.get(entry_id)) for session, entry_id, kind in rows if kind == "restore"}
@@ -48,7 +48,7 @@ class TailPath:
 
     def __init__(self) -> None:
         self.room = TAIL_BYTES
-        """How many bytes of texts may still be read."""
+        """How many bytes of texts may still be added."""
         self.cut: Entry | None = None
         """The entry that did not fit any more. It and all entries before it are left out."""
         self._newest_first: list[Entry] = []
@@ -61,7 +61,7 @@ class TailPath:
         newest valid checkpoint does not keep `entry`, or if it does not fit, return false and do not add it."""
         if self._first_kept is not None and entry.id < self._first_kept:
             return False
-        # What a checkpoint keeps is short for the model, so all of it is read.
+        # A checkpoint keeps only entries that the model can see at once, so all of them are read.
         if size > self.room and self._newest_first and self._first_kept is None:
             self.cut = entry
             return False
@@ -103,9 +103,10 @@ class TailPath:
         return tuple(reversed(self._newest_first))
 
     def entries_after_cut(self, root: int, checkpoint: Entry | None, user: Entry | None) -> tuple[Entry, ...]:
-        """Return the entries after those that were left out. The first one is a checkpoint that is not stored. It says
-        what is left out. It has the summary of `checkpoint` and the text of the prompt `user`, which are the newest in
-        there. `root` is the first entry of the path."""
+        """Return the added entries, after a checkpoint that is not stored and that stands for the entries that were
+        left out. `checkpoint` and `user` are the newest valid checkpoint and the newest prompt among those entries, or
+        None. The new checkpoint repeats the summary of the one and the text of the other. `root` is the id of the first
+        entry of the path."""
         assert self.cut is not None
         words = _UNREAD.format(last=self.cut.id)
         body = Checkpoint(compaction_id=f"unread-{self.cut.id}", summary=words, first_kept=None, method="unread")
@@ -124,8 +125,9 @@ class TailPath:
 def newest_checkpoint(
     path: Iterable[int], checkpoints: Collection[int], restores: Mapping[int, int], restored: Collection[int]
 ) -> int | None:
-    """Return the first of `checkpoints` that still counts on a `path`, which is sorted newest first. `restores` maps
-    entries to the checkpoints that they revoke, and `restored` are revoked already."""
+    """Return the id of the newest checkpoint on a path that was not undone, or None. `path` has the ids of the path's
+    entries, newest first. `checkpoints` are the ids of all checkpoints that may be on it. `restores` maps the id of
+    each restore to the id of the entry that it undoes. `restored` are ids that entries after this path have undone."""
     revoked = set(restored)
     for entry_id in path:
         if entry_id in restores:
@@ -157,7 +159,8 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _labels_at(labels: Mapping[int, tuple[str, int | None]], known: Collection[int]) -> Mapping[int, tuple[str, ...]]:
-    """Return the labels of each entry. The newest note about a label decides where it is."""
+    """Map each entry that has labels to them. The newest note about a label decides which entry has it. `labels` is
+    that of `outline_of`, and `known` are the entries in the outline."""
     places: dict[str, int] = {}
     for note, (label, entry) in sorted(labels.items()):
         places.pop(label, None)

@@ -18,7 +18,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
 from unicodedata import category
@@ -44,7 +44,9 @@ _MAX_TITLE_CHARS = 200
 _PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
 """Matches ids that have no special meaning in a shell or for an option parser."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
-_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+"""Matches strings and brackets in JSON. A string without an end matches up to the end of the line, so that it is read
+only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +263,8 @@ def _blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with other entry ids. `named` translates the id of an entry. `bound` translates an id that only
-    marks a limit, such as `first_kept`.
+    """Return `body` with other entry ids. `named` translates the id of an entry, and returns 0 if that entry is not
+    there. `bound` translates an id that only marks a limit, such as `first_kept`.
 
     In file and prompt entries, `recorded_here` becomes false, because another machine will read the entries.
     """
@@ -285,7 +287,7 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
         case Restore():
             return replace(body, entry=named(body.entry))
         case Note(entry=int(entry)) if entry:
-            return replace(body, entry=named(entry))
+            return replace(body, entry=named(entry) or None)  # 0 would remove the label
         case _:
             return body
 
@@ -665,4 +667,20 @@ def _body(record: EntryRecord, load: Load) -> Body:
         raise Unreadable(f"entry {record.id}: {name} is {show(value)}; {words}")
     if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MAX_CALLS:
         raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected an index of 0 or more")
+    _check_integers(body, f"entry {record.id} ({record.kind})")
     return body
+
+
+def _check_integers(value: object, name: str) -> None:
+    """Check the integers in a body. `name` says in the error where the value is.
+
+    :raises Unreadable: an integer takes more than 64 bits. Crow writes none, and the largest cannot become floats.
+    """
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise Unreadable(f"{name} is {show(value)}; expected at most 64 bits")
+    if isinstance(value, tuple):
+        for item in value:
+            _check_integers(item, name)
+    elif is_dataclass(value):
+        for field in fields(value):
+            _check_integers(getattr(value, field.name), f"{name}: {field.name}")

@@ -112,6 +112,8 @@ class PrincipalStore(Store, Watcher):
         self._family = set() if home is None else {home}
         # The sessions that the principal is known to own. An owner never changes.
         self._own: dict[str, None] = {}
+        # The sessions whose turns were claimed through this store. Only these may be given up by `disown`, which cannot
+        # wait for the answer what the principal may do.
         self._turns: set[str] = set()
 
     # The methods whose only rule is the access that they need. All others are written out below.
@@ -517,15 +519,16 @@ class PrincipalStore(Store, Watcher):
 
     async def _is_in_family(self, session_id: str) -> bool:
         """Return whether a session is `home`, or a subagent below `home` at any depth."""
-        above = session_id
+        above: str | None = session_id
+        passed = set[str | None]()  # in an imported file, two sessions may be each other's parents
         while above not in self._family:
+            if above is None or above in passed:
+                return False
+            passed.add(above)
             try:
-                parent = (await self.inner.session(above)).parent_id
+                above = (await self.inner.session(above)).parent_id
             except NoSuchSession:
                 return False
-            if parent is None:
-                return False
-            above = parent
         self._family.add(session_id)
         return True
 

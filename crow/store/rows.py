@@ -20,6 +20,7 @@ from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from
 from crow.store.owner import readable
 
 _LARGEST = 2**63 - 1
+_YEAR_10000_MS = 253_402_300_800_000
 _FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")
 
 _SESSION_FIELDS = tuple(one.name for one in fields(SessionRow))
@@ -50,7 +51,8 @@ _NOT_SET: Mapping[str, object] = {
     "mode": "ask",
     "owner": "",
 }
-"""What `session_of` reads in place of a value of the wrong type. For columns that are not here, that is None."""
+"""The values that `session_of` uses in place of values of the wrong type. For columns that are not here, it uses
+None."""
 
 TOKEN_FIELDS = tuple(one.name for one in fields(Token))
 TOKEN_COLUMNS = ", ".join(TOKEN_FIELDS)
@@ -93,8 +95,9 @@ SUM_COLUMNS = ", ".join(f"{expression} AS {name}" for name, expression in _SUMS.
 def session_of(row: Sequence[Any]) -> SessionRow:
     """Return the session in a row of `SESSION_COLUMNS`.
 
-    In a damaged SQLite file, a value can have any type. A value of the wrong type is read as if it were not set, and a
-    damaged JSON column as empty. So one damaged row does not keep the other sessions from being listed.
+    In a damaged SQLite file, a value can have any type. A value of the wrong type is read as if it were not set, a
+    damaged JSON column as empty, and an impossible time as 0. So one damaged row does not keep the other sessions from
+    being listed.
     """
     values: dict[str, Any] = {
         name: value if isinstance(value, _SESSION_TYPES[name]) else _NOT_SET.get(name)
@@ -108,8 +111,16 @@ def session_of(row: Sequence[Any]) -> SessionRow:
         values[name] = tuple(item for item in from_json(values[name], []) if isinstance(item, kind))
     for name in ("config", "metadata"):
         values[name] = from_json(values[name], {})
+    for name in ("created_ms", "updated_ms"):
+        values[name] = possible_time(values[name])
     values["owner"] = readable(values["owner"]) if values["owner"] else ""
     return SessionRow(**values)
+
+
+def possible_time(value: object) -> int:
+    """Return a time in Unix milliseconds unchanged. Return 0 for a value that is no integer or no time from 1970 to the
+    year 9999. Such a value comes from damage, and Python cannot show it as a time."""
+    return value if isinstance(value, int) and 0 <= value < _YEAR_10000_MS else 0
 
 
 def cursor_after(row: SessionRow) -> str:

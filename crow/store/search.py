@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from crow.domain.entries import Assistant, Body, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult, User
 from crow.domain.messages import Text
 from crow.store import Hit
+from crow.store.rows import possible_time
 
 SCANNED_KINDS = ("assistant", "tool", "checkpoint", "skill", "reminder", "custom", "command")
 """The kinds of entries for which `unindexed_text` may return a text."""
@@ -39,7 +40,7 @@ def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patt
     start = max(0, place.start() - SNIPPET_MARGIN) if place else 0
     end = (place.end() if place else 0) + SNIPPET_MARGIN
     snippet = snippet_of(text[start:end], start=start, length=len(text))
-    return Hit(entry=entry, session=session, kind=kind, snippet=snippet, created_ms=created_ms)
+    return Hit(entry=entry, session=session, kind=kind, snippet=snippet, created_ms=possible_time(created_ms))
 
 
 def snippet_of(part: str, *, start: int, length: int) -> str:

@@ -20,8 +20,8 @@ async def session_spending(store: Store, session_id: str) -> Spending:
 async def add_sessions(store: Store, ids: Iterable[str], spending: Spending) -> None:
     """Add the entries on all branches of these sessions, each entry once."""
     for session_id in ids:
-        moves = {move.to_leaf: move.reason for move in await store.moves(session_id)}
-        spending.begin(moves)
+        moves = reversed(await store.moves(session_id))  # oldest first, so that the last move to an entry counts
+        spending.begin({move.to_leaf: move.reason for move in moves})
         async for batch in store.history(session_id, result_bytes=lambda _: RESULT_BYTES):
             for entry in batch:
                 spending.add(entry)

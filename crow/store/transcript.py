@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, assert_never
 
 from crow.domain import entries
@@ -128,7 +128,17 @@ def message_text(message: Message) -> str:
 
 def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes") -> str:
     """Return a time in local time with its UTC offset, such as `2026-11-01 09:30+01:00`."""
-    return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=precision)
+    return local_time(unix_ms).isoformat(sep=" ", timespec=precision)
+
+
+def local_time(unix_ms: int) -> datetime:
+    """Return a time in local time. Where the last day of the year 9999 is already in the year 10000, return the day
+    before, because Python has no such year. An imported session can have such a time."""
+    moment = datetime.fromtimestamp(unix_ms / 1000, UTC)
+    try:
+        return moment.astimezone()
+    except (ValueError, OverflowError):
+        return (moment - timedelta(days=1)).astimezone()
 
 
 def _section(head: str, text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -49,8 +49,12 @@ class ImportRemoved(StoreUnavailable):
 class ExportedSessionDeleted(StoreUnavailable):
     """A session was deleted while it was exported."""
 
-    def __init__(self) -> None:
-        super().__init__("The session was deleted while it was exported. The file is incomplete.")
+    def __init__(self, sessions: Collection[str]) -> None:
+        """`sessions` are the exported sessions of the conversation. At least one of them was deleted."""
+        names = ", ".join(sorted(sessions))
+        super().__init__(
+            f"A session was deleted while it was exported ({names}). The file is incomplete; export again."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class Lines:
     def entry(self, record: EntryRecord, body: Body, written_blobs: set[str]) -> Iterator[bytes]:
         """Return the lines of one entry. `written_blobs` are the hashes of the blobs that are already in the file, to
         which this method adds."""
-        encoded = encode(body, shares_texts=False)  # older versions read no other form
+        encoded = encode(body, shares_texts=False)  # older versions of crow cannot import texts that are blobs
         text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
         for name, data in encoded.blobs.items():
             if name != encoded.spilled and name not in written_blobs:
@@ -139,9 +143,9 @@ def number_of(ids: array[int], entry: int) -> int:
 
 
 def _parent_number(ids: array[int], entry: Entry) -> int | None:
-    """Return the number of an entry's parent. Return None if the parent is not older than the entry. This happens only
-    in a damaged database."""
-    return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent)
+    """Return the number of an entry's parent. Return None if the entry has no parent, or one that is not older than the
+    entry or is no id. The latter two happen only in a damaged database."""
+    return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent) or None
 
 
 def _bound(ids: array[int], entry: int) -> int:

@@ -216,7 +216,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A prompt, label or checkpoint in the outline. A label is at the entry that has it."""
+    """An entry in the outline: a prompt, a checkpoint, or an entry that has a label."""
 
     entry: int
     """The id of its entry."""

@@ -35,8 +35,8 @@ class News:
     """The entries that the session has stored since the previous news, oldest first. If the session was moved to
     another leaf since then, the first of these entries does not follow the last entry of the previous news."""
     draft: Draft | None
-    """None while no answer is streaming. It is also None if the next news have further entries, because the draft comes
-    after all entries."""
+    """None while no answer is streaming. It is also None if the next `News` has further entries, because the draft
+    comes after all entries."""
     is_elsewhere: bool
     """Whether another store runs a turn of the session."""
     is_orphaned: bool
@@ -92,22 +92,22 @@ class SessionRead:
 
 
 async def follow(
-    look: Callable[[int, int], Awaitable[SessionRead]],
+    read: Callable[[int, int], Awaitable[SessionRead]],
     wait: Callable[[], Awaitable[object]],
     is_closed: Callable[[], bool],
     *,
     after: int,
 ) -> AsyncGenerator[News, None]:
-    """Read a session repeatedly with `look`, and yield its changes as news. The arguments of `look` are the id of the
-    last known entry and the number of the last known piece of the draft. `wait` returns when the session may have
-    changed."""
+    """Read a session repeatedly, and yield its changes as news. The arguments of `read` are the id of the last known
+    entry and the number of the last known piece of the draft. `wait` returns when the session may have changed. Entries
+    with ids up to `after` are known at the beginning."""
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0
-    told: News | None = None
+    last_state: News | None = None
     while True:
         try:
-            found = await look(after, last_piece)
+            found = await read(after, last_piece)
         except StoreUnavailable:
             if is_closed():
                 raise
@@ -133,8 +133,8 @@ async def follow(
         if found.entries:
             after = found.entries[-1].id
         state = replace(news, entries=())
-        if news.entries or state != told:
-            told = state
+        if news.entries or state != last_state:
+            last_state = state
             yield news
         if not has_more:
             await wait()

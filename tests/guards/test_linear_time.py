@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from contextlib import suppress
+import tempfile
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from crow.export.redact import redactor
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
+from crow.store.portable import ExportFile
 from crow.tools.builtin.files import similar_names
 from crow.tools.builtin.matching import replace_text
 from crow.tools.workspace import DiskWorkspace
@@ -161,3 +163,14 @@ def exports() -> None:
         markdown.render_markdown((unit * 15_000)[: markdown.MAX_CHARS])
     for old, new in (("a\n", "b\n"), ("a\nb\n", "b\na\n"), ("a\n", "a\nb\n")):
         diff_lines(old * 50_000, new * 50_000)
+    for unit in ('\\"', '"', '["', "\\"):
+        check_import("[" * 300 + '"' + unit * 500_000)
+
+
+def check_import(line: str) -> None:
+    """Check a file of exported sessions whose second line is `line`."""
+    with tempfile.NamedTemporaryFile("w") as written:
+        written.write(f'{{"type":"crow","format":1}}\n{line}\n')
+        written.flush()
+        with closing(ExportFile(Path(written.name))) as file, suppress(ArgumentError):
+            file.check()

@@ -9,6 +9,7 @@ import pytest
 from crow.domain.entries import CallRef, Command, File, Note, TurnEnd
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.store import BranchPoint, BranchTip, Move, Store
+from crow.store.branches import left_branches, own_entries
 from tests.store.conftest import Stores
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, row_ids, said
 
@@ -93,6 +94,17 @@ async def test_a_place_on_the_way_of_another_branch_is_no_end_but_where_the_sess
         BranchTip(entry=None, point=None, is_current=True),
         BranchTip(entry=entries[5].id, point=entries[3].id, is_current=False),
     )
+
+
+async def test_a_branch_that_was_left_in_two_steps_is_one_branch(store: Store) -> None:
+    await store.create_session(new_session())
+    one = await converse(store, "s1", "one", "two", "three")
+    await move(store, one[5].id)
+    await move(store, one[2].id)
+    other = await converse(store, "s1", "four")
+    await move(store, one[2].id, "rewind")
+    assert [ids(branch) async for branch in left_branches(store, "s1")] == [ids(other), ids(one[3:])]
+    assert [entry.id async for entry in own_entries(store, "s1")] == ids([*one, *other])
 
 
 async def test_a_session_without_entries_has_an_outline(store: Store) -> None:

@@ -35,6 +35,7 @@ def checkpoint(first_kept: int | None) -> Checkpoint:
 
 async def test_a_created_session_is_read_back_as_returned_and_another_store_sees_it(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
+    await store.create_session(new_session("p"))
     made = await store.create_session(
         new_session(additional_directories=("/a", "/b"), config={"effort": "high"}, title="T", parent_id="p")
     )
@@ -376,7 +377,10 @@ async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores
     before = await store.tail("s1")
     unstored = await store.unstored_end("s1")
     assert await store.tail("s1") == before
+    reported: list[str] = []
+    store.on_stored = reported.append
     tail = await store.open_session("s1")
+    assert reported == ["s1"]
     crow = readable(dead.owner)
     kept = [(entry.turn, entry.body, entry.model, entry.usage) for entry in tail.entries[1:]]
     assert [(entry.turn, entry.body, entry.model, entry.usage) for entry in unstored] == kept
@@ -662,6 +666,18 @@ async def test_a_deleted_session_is_gone_at_once_with_its_subagents(store: Store
             await store.session(name)
     await store.delete_session("s1")
     await store.tidy()
+
+
+async def test_a_deleted_session_gets_no_subagents_any_more(store: Store) -> None:
+    await store.create_session(new_session())
+    await begin(store, "s1", "start a subagent")
+    await store.delete_session("s1")
+    for parent in ("s1", "unknown"):
+        with pytest.raises(NoSuchSession) as refused:
+            await store.create_session(new_session("sub", parent_id=parent))
+        assert refused.value.session_id == parent
+        with pytest.raises(NoSuchSession):
+            await store.session("sub")
 
 
 async def test_tidying_keeps_what_a_living_fork_needs_and_nothing_else(store: Store) -> None:

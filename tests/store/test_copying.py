@@ -6,7 +6,7 @@ import re
 import signal
 import tempfile
 import typing
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,8 @@ from crow.domain.messages import Text, Usage
 from crow.settings import Loaded, load_settings
 from crow.store import SessionChanges, Store
 from crow.store.copying import CopiedConversation, SessionCopy
+from crow.store.sqlite.admin import SessionAdmin
+from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
 from tests.store.test_exchange import OPERATIONS, build, told
 from tests.support.amounts import examples
@@ -199,6 +201,35 @@ async def test_nothing_in_the_target_is_changed_by_a_copy(databases: Databases, 
     # what goes on in the target after the copy is no difference
     await converse(target, "s2", "more")
     assert [one.outcome for one in await copied(source, target)] == ["changed", "known"]
+
+
+class _DeletedMeanwhile(SessionAdmin):
+    """An admin of a store in which somebody deletes the session "s1" as soon as its copy has begun."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        super().__init__(store)
+        self._of = store
+
+    async def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
+        async for line in super().lines(conversation, ids, known):
+            yield line
+            if "s1" in ids:
+                await self._of.delete_session("s1")
+                await self._of.tidy()
+
+
+async def test_a_session_that_is_deleted_while_it_is_copied_does_not_keep_the_others(databases: Databases) -> None:
+    source, target = [await databases.open(await databases.place("sqlite")) for _ in range(2)]
+    assert isinstance(source, SqliteStore)
+    for name in ("s1", "s2"):
+        await source.create_session(new_session(name))
+        await converse(source, name, name)
+    found: list[CopiedConversation] = []
+    await SessionCopy(_DeletedMeanwhile(source), open_admin(target), target, found.append).run()
+    assert [(one.outcome, one.sessions, one.words) for one in found] == [
+        ("in use", ("s1",), "it was deleted while it was copied"),
+        ("copied", ("s2",), ""),
+    ]
 
 
 async def test_a_conversation_that_cannot_be_copied_does_not_keep_the_others(databases: Databases) -> None:

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Body, Entry, NewEntry, Remark, Started, ToolResult
+from crow.domain.entries import Body, Checkpoint, Entry, NewEntry, Remark, Restore, Started, ToolResult
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.messages import ToolMessage
+from crow.store import paths
 from crow.store.admin import ImportDefaults
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.migrations import VERSION
@@ -51,7 +52,7 @@ def changed(path: Path, statement: str, *values: object) -> None:
     """Change the closed database behind crow's back."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TRIGGER entries_never_change")
-        assert connection.execute(statement, values).rowcount == 1
+        assert connection.execute(statement, values).rowcount >= 1
 
 
 async def test_a_result_that_changed_on_disk_is_reported_to_the_user_and_the_model(sqlite_store: SqliteStore) -> None:
@@ -141,6 +142,46 @@ async def test_an_unchanged_entry_is_never_reported_as_damaged(sqlite_store: Sql
     read = await bodies(sqlite_store, "s1")
     assert len(read) == len(costs)
     assert "could not be read" not in str(read)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entries SET created_ms = 'x' WHERE id = 2",
+        "UPDATE sessions SET lease_ms = 'x', owner = '{}' WHERE id = 'gone'",
+        "UPDATE openings SET opened_ms = 'x'",
+    ],
+)
+async def test_damaged_numbers_do_not_end_the_upkeep(sqlite_store: SqliteStore, statement: str) -> None:
+    for name in ("s1", "gone", "empty"):
+        await sqlite_store.create_session(new_session(name))
+    await begin(sqlite_store, "s1", "look")
+    await add(sqlite_store, "s1", result(1, "x" * 100_000), release=True)
+    await begin(sqlite_store, "gone", "look")
+    await sqlite_store.delete_session("gone")
+    changed(sqlite_store.database.path, statement)
+    sqlite_store.compress_after_days = 1
+    await sqlite_store.tidy()
+    assert await sqlite_store.next_removal() is None
+
+
+async def test_a_damaged_restore_keeps_no_long_session_from_being_opened(
+    sqlite_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "TAIL_BYTES", 100_000)
+    await sqlite_store.create_session(new_session())
+    await begin(sqlite_store, "s1", "go")
+    summary, restore = await add(
+        sqlite_store, "s1", Checkpoint(compaction_id="c", summary="the summary", first_kept=None), Restore(entry=1)
+    )
+    for number in range(3):
+        (answer,) = await add(sqlite_store, "s1", said(f"look {number}", calls=1))
+        await add(sqlite_store, "s1", result(answer.id, "x" * 60_000))
+    changed(sqlite_store.database.path, "UPDATE entries SET body = '{' WHERE id = ?", restore.id)
+    unread, *_ = (await sqlite_store.open_session("s1")).entries
+    assert isinstance(unread.body, Checkpoint)
+    assert unread.body.summary.startswith("the summary\n\n[Entry ")
+    assert unread.id > summary.id
 
 
 @pytest.mark.parametrize("missing", [0, 2, 5], ids=["first", "middle", "leaf"])

@@ -104,6 +104,15 @@ def test_a_result_whose_other_parts_are_long_is_read_whole() -> None:
     assert excerpt(result(7, "\\" * 200_000)) is None  # no place where no escape begins
 
 
+def test_the_end_of_an_excerpt_is_as_long_as_its_beginning_whatever_follows_it() -> None:
+    announcement = replace(result(7).announcement, diffs=(Diff(path="/a", old_text="", new_text="x" * 20_000),))
+    found = excerpt(replace(result(7, "text " * 100_000), announcement=announcement), 64 * 1024)
+    assert found is not None
+    head, line, tail = ends(found.text)
+    assert abs(len(head) - len(tail)) < 100
+    assert line == "434 kB more: /show call_7_0"
+
+
 async def shortened(store: Store, asked: list[int]) -> tuple[Entry, ...]:
     def result_bytes(entries: int) -> int:
         asked.append(entries)

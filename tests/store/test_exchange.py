@@ -475,6 +475,10 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
             "expected at most 200 characters, all of them visible",
         ),
         (
+            resealed(edited(lines, "entry", {"body": {"parts": [], "message_id": "u", "cut": 10**400}})),
+            f"entry 1 (user): cut is {'1'.ljust(60, '0')}; expected at most 64 bits",
+        ),
+        (
             resealed(edited(lines, "entry", {"body": json.loads("[" * 300 + "]" * 300)})),
             "it has more than 200 levels of nested values",
         ),
@@ -626,16 +630,34 @@ async def test_results_refer_to_their_calls_after_an_import(
     assert asked.body.calls == (ToolCall(id="c0", name="read_file", arguments='{"path":"x"}'),)
 
 
-async def test_an_unreadable_entry_is_exported_as_a_message_that_says_so(
+async def test_a_label_of_an_entry_that_is_not_exported_stays_in_the_export(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+) -> None:
+    await sqlite_store.create_session(new_session())
+    one = await converse(sqlite_store, "s1", "one", "two")
+    await sqlite_store.move_leaf("s1", leaf=one[5].id, to=one[2].id, reason="undo")
+    await add(sqlite_store, "s1", Note(about="label", value="far", entry=one[3].id), release=True)
+    await sqlite_store.fork_session("s1", "f1", entry=None, cwd="/repo", additional_directories=())
+
+    async def labels(store: SqliteStore) -> list[tuple[str, ...]]:
+        return [point.labels for point in (await store.outline("f1")).points]
+
+    assert await labels(sqlite_store) == [(), ("far",)]
+    await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("f1",)))
+    assert await labels(other) == [(), ("far",)]
+
+
+@pytest.mark.parametrize("change", ["body = '{'", "parent = 0", "parent = -1"])
+async def test_an_unreadable_entry_is_exported_as_a_message_that_says_so(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, change: str
 ) -> None:
     await sqlite_store.create_session(new_session())
     entries = await converse(sqlite_store, "s1", "one")
     with closing(sqlite3.connect(tmp_path / "crow.db", isolation_level=None)) as connection:
         connection.execute("DROP TRIGGER entries_never_change")
-        connection.execute("UPDATE entries SET body = '{' WHERE id = ?", (entries[1].id,))
+        connection.execute(f"UPDATE entries SET {change} WHERE id = ?", (entries[1].id,))
     await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store, ("s1",)))
-    _, unreadable, end = [entry.body for entry in await history(other, "s1")]
+    *_, unreadable, end = [entry.body for entry in await history(other, "s1")]
     assert isinstance(unreadable, domain.Assistant)
     assert unreadable.text.startswith(f"[Entry {entries[1].id} (assistant) could not be read: it is damaged: ")
     assert end == entries[2].body

@@ -100,6 +100,20 @@ async def test_a_summary_before_the_end_is_kept_unless_it_was_undone(store: Stor
     assert good.id < unread.id
 
 
+async def test_a_fork_keeps_a_summary_after_the_original_session_is_removed(store: Store) -> None:
+    await store.create_session(new_session())
+    await converse(store, "s1", "one")
+    await add(store, "s1", checkpoint("the summary"))
+    await begin(store, "s1", "two")
+    await look(store, "s1", 19, LONG)
+    await store.fork_session("s1", "fork", entry=None, cwd="/repo", additional_directories=())
+    await store.delete_session("s1")
+    await store.tidy()
+    unread, *_ = (await store.open_session("fork")).entries
+    assert isinstance(unread.body, Checkpoint)
+    assert unread.body.summary.startswith("the summary\n\n[Entry ")
+
+
 async def test_all_that_a_checkpoint_keeps_is_read(store: Store) -> None:
     await store.create_session(new_session())
     user = await begin(store, "s1", "one")

@@ -406,6 +406,20 @@ async def test_what_may_be_prompted_by_others_reaches_only_the_shared_session(sc
     assert await local.search("hello") == ()
 
 
+async def test_subagents_that_are_each_others_parents_are_no_subagents_of_a_shared_session(
+    sqlite_store: SqliteStore,
+) -> None:
+    home = await sqlite_store.create_session(replace(new_session("home"), principal="ann"))
+    for name in ("a", "b"):
+        await sqlite_store.create_session(new_session(name))
+    with closing(sqlite3.connect(sqlite_store.database.path, isolation_level=None)) as connection:
+        connection.execute("UPDATE sessions SET parent_id = iif(id = 'a', 'b', 'a') WHERE id IN ('a', 'b')")
+    view = session_view(sqlite_store, home)
+    await sqlite_store.share_session("home", "bob", "read")
+    with anyio.fail_after(60), pytest.raises(NoSuchSession):
+        await view.session("a")
+
+
 async def test_the_list_of_a_principal_reads_nothing_of_others(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db")
     try:

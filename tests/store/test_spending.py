@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from crow.domain.entries import Checkpoint, ModelRequest, NewEntry, TurnEnd
+from crow.domain.entries import Checkpoint, Entry, ModelRequest, NewEntry, TurnEnd
 from crow.domain.messages import Usage
 from crow.store import Store, UsageTotal
 from crow.store.spending import session_spending
@@ -38,6 +38,26 @@ async def _turn(store: Store, session_id: str, rng: random.Random) -> None:
     if rng.random() < 0.5:  # counts on a branch without another answer, too
         title = NewEntry(body=ModelRequest(purpose="title"), model="m1", usage=Usage(input_tokens=100), cost=0.1)
         await store.append(session_id, leaf=stored.id, turn=turn, entries=[title])
+
+
+async def _answer(store: Store) -> Entry:
+    leaf, usage = (await store.session("s1")).leaf, Usage(input_tokens=5_000, cached_tokens=0)
+    (stored,) = await store.append(
+        "s1", leaf=leaf, turn=1, entries=[NewEntry(body=said("look"), model="m1", usage=usage)]
+    )
+    return stored
+
+
+async def test_a_cache_break_after_moves_names_the_last_move(store: Store) -> None:
+    await store.create_session(new_session())
+    await begin(store, "s1", "one")
+    first = await _answer(store)
+    for reason in ("undo", "retry"):
+        left = await _answer(store)
+        await store.move_leaf("s1", leaf=left.id, to=first.id, reason=reason)
+    last = await _answer(store)
+    causes = {found.entry: found.cause for found in (await session_spending(store, "s1")).breaks}
+    assert causes[last.id] == "the session moved to another entry (retry)"
 
 
 @pytest.mark.long

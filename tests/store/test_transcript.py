@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from crow.domain.entries import Announcement, CallRef, Entry, Skill, ToolResult, User
 from crow.domain.messages import Text
-from crow.store.transcript import Transcript
+from crow.store.transcript import Transcript, time_text
 
 CALL = CallRef(assistant=1, index=0)
 
@@ -25,3 +29,12 @@ def test_a_prompt_that_begins_with_indented_code_stays_as_it_is() -> None:
 
 def test_the_name_of_a_skill_begins_no_line_of_its_own() -> None:
     assert markdown(Skill(name="a\n# b", text="")).count("\n#") == 0
+
+
+def test_the_last_time_that_an_import_may_bring_is_shown_in_every_time_zone() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Pacific/Kiritimati")
+        time.tzset()
+        shown = time_text(253_402_300_799_999)
+    time.tzset()
+    assert shown == "9999-12-31 13:59+14:00"

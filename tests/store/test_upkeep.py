@@ -417,6 +417,37 @@ async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
     assert await sqlite_store.entry(kept.id) == kept
 
 
+async def test_giving_back_space_waits_for_another_program(sqlite_store: SqliteStore) -> None:
+    await sqlite_store.create_session(new_session())
+    await add(sqlite_store, "s1", result(1, "x" * 1_000_000))
+    await sqlite_store.delete_session("s1")
+    await sqlite_store.remove_deleted()
+    tries = 0
+    other = sqlite3.connect(sqlite_store.database.path, isolation_level=None, check_same_thread=False)
+
+    def trace(statement: str) -> None:
+        nonlocal tries
+        tries += "incremental_vacuum" in statement
+        if tries == 2 and other.in_transaction:
+            other.execute("ROLLBACK")
+
+    with closing(other):
+        await sqlite_store.database.write(lambda connection: connection.set_trace_callback(trace))
+        other.execute("BEGIN IMMEDIATE")
+        await sqlite_store.database.compact()
+        assert other.execute("PRAGMA freelist_count").fetchone() == (0,)
+
+
+async def test_a_leftover_that_cannot_be_removed_does_not_end_the_upkeep(
+    sqlite_store: SqliteStore, tmp_path: Path
+) -> None:
+    (tmp_path / "crow.db.repair-1").mkdir()
+    await sqlite_store.create_session(new_session())
+    await sqlite_store.delete_session("s1")
+    await sqlite_store.tidy()
+    assert await sqlite_store.next_removal() is None
+
+
 @pytest.mark.long
 async def test_the_database_stays_small_while_sessions_come_and_go(tmp_path: Path) -> None:
     """`python -m benchmarks.month` does this for a month."""

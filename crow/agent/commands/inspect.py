@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from crow.domain.text import plural, quote, safe
 from crow.llm import WIRE_TITLES
 from crow.store import Move, UsageTotal, hits_by_session
 from crow.store.spending import session_spending
-from crow.store.transcript import Transcript, fenced
+from crow.store.transcript import Transcript, fenced, local_time
 from crow.tools import AgentKind, ServerStatus, Workspace
 
 Kind: TypeAlias = Literal["system", "tools", "summary", "user", "assistant", "tool output"]
@@ -117,7 +116,7 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
         reason, where, created_ms = f"the session moved to another entry ({move.reason})", "", move.created_ms
     else:
         return "No request has been sent yet."
-    when = datetime.datetime.fromtimestamp(created_ms / 1000, datetime.UTC).astimezone()
+    when = local_time(created_ms)
     return (
         f"Last cache break: {reason} ({where}{when:%Y-%m-%d %H:%M}). Since then, each request begins with the "
         "whole previous request, so the endpoint can reuse what it has cached."
@@ -198,7 +197,7 @@ async def search(context: CommandContext, argument: str) -> str:
         named = f"**{quote(safe(title))}** (`{session_id}`)" if title else f"`{session_id}`"
         lines = ["This session:" if session_id == context.branch.row.id else f"{named}:"]
         for hit in hits:
-            when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
+            when = local_time(hit.created_ms)
             snippet = " ".join(hit.snippet.split())
             lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry}, {when:%Y-%m-%d %H:%M})")
         sections.append("\n".join(lines))

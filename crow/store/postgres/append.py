@@ -139,6 +139,7 @@ class TurnMethods(PathMethods):
         if tail is None:
             try:
                 await self._repair(session_id)
+                self.on_stored(session_id)
                 self._unstored_ends.pop(session_id, None)
                 tail = await self._tail_without_repair(session_id)
             except StoreUnavailable as error:  # for example a full disk: the session can still be read

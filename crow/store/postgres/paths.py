@@ -421,8 +421,7 @@ async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
 async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int]) -> int | None:
     """Return the id of the newest valid checkpoint on the path that ends at `before`."""
     rows = await sql.fetch(
-        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id < $1"
-        " AND session IN (SELECT id FROM crow.sessions WHERE conversation = $2)",
+        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id < $1 AND conversation = $2",
         before.id,
         before.conversation,
     )

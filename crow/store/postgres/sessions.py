@@ -301,6 +301,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
     """Insert a session.
 
     :raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation.
+    :raises NoSuchSession: the parent of a subagent does not exist, or is deleted.
     """
     if plain(new.id) != new.id:
         raise ArgumentError(f"Session id {new.id!r} has characters that the database cannot store.")
@@ -308,9 +309,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
     principal = new.principal
     if new.parent_id is not None:
-        query = "SELECT principal FROM crow.sessions WHERE id = $1"
-        parent = await sql.fetchrow(query, plain(new.parent_id))
-        principal = parent[0] if parent else principal
+        (principal,) = await session_values(sql, plain(new.parent_id), "principal", lock=True)
     if new.alias is not None:
         await _check_alias(sql, plain(new.alias), new.id, principal)
     now, turn, has_prompt, conversation = await sql.fetchval("SELECT crow.now_ms()"), 0, False, new.conversation

@@ -116,7 +116,7 @@ async def next_entries(sql: Sql, chosen: ExportSelection, start: int, most: int)
     ids = list(chosen.ids[start : start + most])
     entries = await first_entries(sql, ids)
     if [entry.id for entry in entries] != ids[: len(entries)] or not entries:
-        raise ExportedSessionDeleted
+        raise ExportedSessionDeleted(chosen.sessions)
     return entries, len(entries)
 
 

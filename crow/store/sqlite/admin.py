@@ -39,7 +39,7 @@ from crow.store.admin import (
 from crow.store.codec import from_json, tags_of
 from crow.store.owner import is_alive, readable
 from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
-from crow.store.rows import SESSION_COLUMNS, session_of
+from crow.store.rows import SESSION_COLUMNS, possible_time, session_of
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.failures import REPAIR
@@ -147,11 +147,11 @@ class SessionAdmin(UsageMethods, Admin):
             name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
         }
         limits["directories"] = None if chosen.directories is None else json.dumps(list(chosen.directories))
-        found = ((session_of(row), used_ms) for *row, used_ms in sql.execute(_LISTED, limits))
+        found = ((session_of(row), possible_time(used_ms)) for *row, used_ms in sql.execute(_LISTED, limits))
         rows = list(islice((one for one in found if chosen.takes(one[0])), limit))
         subagents: dict[str, _Rows] = {}
         for *row, used_ms, root in sql.execute(_SUBAGENTS, (json.dumps([row.id for row, _ in rows]),)):
-            subagents.setdefault(root, []).append((session_of(row), used_ms))
+            subagents.setdefault(root, []).append((session_of(row), possible_time(used_ms)))
         return rows, subagents
 
     @snapshot()

@@ -85,7 +85,7 @@ _Votes: TypeAlias = dict[str, Counter[Value]]
 
 
 class Witnesses:
-    """What the indexes in the pages of a file say about rows."""
+    """The values of rows that the indexes in the pages of a file repeat."""
 
     def __init__(self, pages: Pages) -> None:
         self._rows = {name: tuple(self._read(pages, name, columns)) for name, columns in _INDEXES.items()}
@@ -250,7 +250,9 @@ def _mend_sessions(sql: sqlite3.Connection, witnesses: Witnesses) -> list[str]:
 def _elected(
     sql: sqlite3.Connection, name: str, row: Mapping[str, Any], votes: Counter[Value], *, is_wrong: bool
 ) -> Any:
-    """Return the value with the most witnesses. Equal numbers are decided by what else is stored, then for the row."""
+    """Return the value of a session's column that most indexes have. The row's own value counts as one more, unless it
+    `is_wrong`. Among equally frequent values, return the one with which most rows of other tables agree, or else the
+    row's own."""
     own = row[name]
     counts = Counter(votes)
     if not is_wrong:
@@ -264,7 +266,7 @@ def _elected(
 
 
 def _witnesses_beside(sql: sqlite3.Connection, name: str, row: Mapping[str, Any], value: Value) -> int:
-    """Return how many rows of other tables speak for a value of a session's row."""
+    """Return how many rows of other tables agree with a value of a session's row."""
     match name:
         case "id":
             query = (
@@ -315,7 +317,7 @@ _OF_ENTRIES: Mapping[str, str] = {
         for name, column in (("in", "input_tokens"), ("out", "output_tokens"), ("cached", "cached_tokens"))
     },
 }
-"""Maps columns of a session to queries for what its entries say about them."""
+"""Maps columns of a session to queries that compute their values from the session's entries."""
 
 
 def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[str, Any]) -> Any:
@@ -328,7 +330,7 @@ def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[
 
 
 def _default(column: _Column, name: str, value: object) -> Any:
-    """Return what to store in place of a damaged value: the text without its invalid bytes, or an empty value."""
+    """Return the value to store in place of a damaged one: the text without its invalid bytes, or an empty value."""
     kind, is_needed = column
     if isinstance(value, Undecodable) and name not in _JSON_TYPES:
         return str(value)

@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from crow.store.codec import Unreadable, check_blob, to_json
 from crow.store.excerpts import BlobReader
+from crow.store.rows import possible_time
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 
 _LEVEL = 6
@@ -217,7 +218,7 @@ class CompressionMethods(UsesDatabase):
         after, size, blobs = position, 0, list[_Found]()
         for entry, name, rowid, length, created_ms, is_compressed, is_body in rows:
             # A time in the future is wrong and does not count. Imported entries can have such times.
-            if before_ms <= created_ms <= now_ms() + _DAY_MS:
+            if before_ms <= possible_time(created_ms) <= now_ms() + _DAY_MS:
                 break
             after = entry, name
             if is_compressed or not _LEAST_BYTES <= length <= _MOST_BYTES:

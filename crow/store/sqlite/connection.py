@@ -101,10 +101,11 @@ def check_not_in_repair(path: Path) -> None:
 
 def remove_unfinished_repairs(path: Path) -> None:
     """Remove the files of repairs that were killed before their result was complete. Call this while the database is
-    open or locked, so that no repair runs."""
+    open or locked, so that no repair runs. A file that cannot be removed stays, because it does no harm."""
     if fcntl is not None:
         for file in path.parent.glob(f"{glob.escape(path.name)}.repair-*"):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
 
 
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:

@@ -111,6 +111,9 @@ def _runs_in(
 class Database:
     """A SQLite file and the connections to it.
 
+    Normally, the file is open for writing. If it could not be opened for writing, it is open only for reading
+    (`is_read_only`), and each write first tries again to open it for writing. `close` ends both states for good.
+
     If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
     new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
     `raise_if_moved` do not raise this error.
@@ -481,17 +484,17 @@ class Database:
                 one.error, one.is_done = one.error or failure, True
         if job.error is not None:
             raise job.error
-        return job.result  # type: ignore[return-value]  # done without an error, so it is a T
+        return job.result  # type: ignore[return-value]  # it was set, because there was no error
 
     def _run_together(self, connection: sqlite3.Connection, jobs: list[WriteJob[Any]]) -> None:
         self._check_in_place()  # before the lock, because the directory of the lock file may be gone too
         with self._writing():
-            self._execute_patiently(connection, "BEGIN IMMEDIATE")
+            self._patiently(connection.execute, "BEGIN IMMEDIATE")
             try:
                 self._check_in_place()
                 self.foreign_version = pragma(connection, "data_version")
                 run_jobs(connection, jobs)
-                self._execute_patiently(connection, "COMMIT")
+                self._patiently(connection.execute, "COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -499,13 +502,13 @@ class Database:
             if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
                 self._empty_wal(connection)
 
-    def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
+    def _patiently(self, execute: Callable[[str], sqlite3.Cursor], statement: str) -> None:
         """Execute a statement that other programs may block. Wait in short steps: SQLite's own wait would not end when
         the store closes."""
         since = time.monotonic()
         while True:
             try:
-                connection.execute(statement).close()
+                execute(statement).close()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self.lock_timeout.is_over(since):
                     raise
@@ -516,7 +519,7 @@ class Database:
         self._check_in_place()
         with _one_snapshot(connection):
             if self.journal_mode != "wal":  # without a WAL a writer blocks readers
-                self._execute_patiently(connection, "SELECT 1 FROM sqlite_master")
+                self._patiently(connection.execute, "SELECT 1 FROM sqlite_master")
             return read_leniently(connection, work)
 
     def _writing(self) -> AbstractContextManager[None]:
@@ -533,7 +536,7 @@ class Database:
             before: int = pragma(connection, "freelist_count")
             # `execute` would stop after one page. The pragma returns rows without columns, and Python treats such a row
             # as the end.
-            connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+            self._patiently(connection.executescript, f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
             if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
                 self._empty_wal(connection)  # each moved page makes the WAL grow
             return before > int(pragma(connection, "freelist_count")) > 0

@@ -91,8 +91,8 @@ _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 
-# The parent in a damaged row can be any value. So a parent is followed only if it is an older entry of the same
-# conversation.
+# The parent in a damaged row can be any value. So a parent is followed only if it is an older entry. `_PATH` also requires
+# the same conversation.
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, conversation, steps) AS (
         SELECT id, parent, kind, conversation, 1 FROM entries
@@ -103,6 +103,17 @@ _PATH = """
     )
     SELECT id, parent, kind FROM path
 """
+
+_PATHS = """
+    WITH RECURSIVE path (session, id, parent, kind) AS (
+        SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf
+        WHERE s.id IN (SELECT value FROM json_each(?))
+        UNION ALL
+        SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent
+        WHERE e.id < path.id
+    )
+"""
+"""Begins a query that reads the paths of several sessions at once."""
 
 
 class PathMethods(UsesDatabase):
@@ -153,30 +164,16 @@ class PathMethods(UsesDatabase):
     @snapshot()
     def count_messages(self, sql: Connection, session_ids: Sequence[str]) -> dict[str, int]:
         # This takes about 2 µs per entry.
-        rows = sql.execute(
-            "WITH RECURSIVE path (session, id, parent, kind) AS ("
-            " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
-            " WHERE s.id IN (SELECT value FROM json_each(?))"
-            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
-            " WHERE e.id < path.id)"  # the parent in a damaged row can be any value
-            " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
-            (json.dumps(list(session_ids)),),
-        )
+        query = f"{_PATHS} SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session"
+        rows = sql.execute(query, (json.dumps(list(session_ids)),))
         return {**dict.fromkeys(session_ids, 0), **dict(rows.fetchall())}
 
     @snapshot()
     def compacted(self, sql: Connection, session_ids: Sequence[str]) -> frozenset[str]:
-        rows = sql.execute(
-            "WITH RECURSIVE path (session, id, parent, kind) AS ("
-            " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
-            " WHERE s.id IN (SELECT value FROM json_each(?))"
-            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
-            " WHERE e.id < path.id)"
-            " SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')",
-            (json.dumps(list(session_ids)),),
-        ).fetchall()
-        restores = [entry_id for _, entry_id, kind in rows if kind == "restore"]
-        return compacted_in(rows, _select_entries(sql, f"e.id IN ({marks(restores)})", restores) if restores else ())
+        query = f"{_PATHS} SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')"
+        rows = sql.execute(query, (json.dumps(list(session_ids)),)).fetchall()
+        restores = json.dumps([entry_id for _, entry_id, kind in rows if kind == "restore"])
+        return compacted_in(rows, _select_entries(sql, "e.id IN (SELECT value FROM json_each(?))", (restores,)))
 
     @snapshot()
     def moves(self, sql: Connection, session_id: str) -> tuple[Move, ...]:
@@ -538,16 +535,18 @@ def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tupl
 
 def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]) -> int | None:
     """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+    # The `+` makes SQLite use the index of compactions. It does not have the conversation, but it is short.
     rows = sql.execute(
-        "SELECT id FROM entries WHERE kind = 'checkpoint' AND id < ?"
-        " AND session IN (SELECT id FROM sessions WHERE conversation = ?) AND kind IN ('checkpoint', 'mask')",
+        "SELECT id FROM entries WHERE kind IN ('checkpoint', 'mask') AND kind = 'checkpoint' AND +id < ?"
+        " AND +conversation = ?",
         (before.id, before.conversation),
     )
     found = {entry_id for (entry_id,) in rows}
     if not found:  # the usual case, in which reading the path would be a waste
         return None
     restores = sql.execute(
-        "SELECT id, json_extract(body, '$.entry') FROM entries WHERE conversation = ? AND kind = 'restore'",
+        "SELECT id, iif(json_valid(body), json_extract(body, '$.entry'), NULL) FROM entries"
+        " WHERE conversation = ? AND kind = 'restore'",
         (before.conversation,),
     )
     return newest_checkpoint(path_ids(sql, before.id), found, dict(restores.fetchall()), restored)

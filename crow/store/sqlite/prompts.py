@@ -24,7 +24,7 @@ def add_name(sql: Connection, session_id: str, name: PromptName, message_id: str
 
 
 def begin_command(sql: Connection, session_id: str, message_id: str, *, turn: int) -> None:
-    """Note the turn of a slash command. The entry of the command is stored at the end of this turn."""
+    """Store which turn runs a slash command with a name. The command's entry is stored only at the end of the turn."""
     sql.execute(
         "UPDATE prompts SET turn = ?, entry = (SELECT coalesce(max(id), 0) FROM entries WHERE session = ?)"
         " WHERE session = ? AND message_id = ? AND turn IS NULL",
@@ -33,7 +33,8 @@ def begin_command(sql: Connection, session_id: str, message_id: str, *, turn: in
 
 
 def note_entry(sql: Connection, session_id: str, body: Body, *, turn: int, entry: int) -> None:
-    """Note the turn of a prompt that was just stored as an entry. Do nothing if the prompt has no name."""
+    """Store which turn runs a prompt with a name, after the prompt was stored as `entry`. Do nothing if `body` is not
+    such a prompt."""
     if (named := named_prompt_in(body)) is None:
         return
     name, message_id = named

@@ -55,7 +55,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "RE
 
 
 _MOST_UNFIT = 6
-"""A row with the right number of columns belongs to a table although this many values have a wrong type."""
+"""A row with the right number of columns still counts as a row of a table if at most this many values have a wrong
+type."""
 
 
 def index_words(connection: sqlite3.Connection) -> None:
@@ -92,7 +93,7 @@ class Recovery:
         self._insert_damaged_entries()
         self.changes += mend_cells(self._new, self._witnesses)
         self._list_lost_rows()
-        while self._replace_lost_entries():  # a lost entry may name another one as its parent
+        while self._replace_lost_entries():  # the parent of a lost entry may be lost, too
             pass
         self._restore_sessions()
         self._refer_to_blobs()
@@ -156,8 +157,8 @@ class Recovery:
         return all(known.get(name, entry[name]) == entry[name] for name in ("conversation", "parent", "session"))
 
     def _insert_misplaced_entries(self) -> None:
-        """Insert the entries whose ids are damaged under the ids that the indexes have for them. If several ids are
-        possible, or none, an entry keeps the id of its row."""
+        """Insert the entries whose ids are damaged. Each gets the id that the indexes have for such an entry. If
+        several ids are possible, or none, the entry keeps the id of its row."""
         existing = {entry for (entry,) in self._new.execute("SELECT id FROM entries")} | self._damaged.keys()
         for values in self._misplaced:
             place = {name: values[name] for name in ("conversation", "parent", "session")}
@@ -205,8 +206,8 @@ class Recovery:
                     self.lost.append(f"{words} {value}")
 
     def _replace_lost_entries(self) -> int:
-        """Insert a message in place of each entry that is lost and named elsewhere, so that paths stay connected.
-        Return the number of these entries."""
+        """Insert a message in place of each lost entry to which an index or another row refers, so that paths stay
+        connected. Return the number of these entries."""
         calls = {entry: (assistant, index) for assistant, index, entry in self._witnesses.rows("entries_results")}
         writers: dict[int, Any] = {}
         places: dict[int, tuple[int, int | None]] = {}
@@ -376,7 +377,7 @@ class Recovery:
         index_words(self._new)
 
     def _count_lost_rows(self) -> None:
-        """Record how many rows are lost that nothing names."""
+        """Record how many rows are lost to which nothing refers."""
         query = (
             "SELECT id, entries, entries - (SELECT count(*) FROM entries e WHERE e.session = s.id) AS missing"
             " FROM sessions s WHERE missing > 0 AND entries < ?"

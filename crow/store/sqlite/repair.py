@@ -46,8 +46,6 @@ from crow.store.sqlite.paths import unreadable_entries
 from crow.store.sqlite.recovery import Recovery, index_words
 from crow.store.sqlite.wal import WriteAheadLog
 
-# statements are put together from constants; values are parameters
-
 _MAX_PROBLEMS = 20
 _CHUNK_BYTES = 1024 * 1024
 _HEADER_BYTES = 100
@@ -378,7 +376,7 @@ def _fold(kept: Path, source: Path, log: WriteAheadLog | None) -> None:
     copy_files(kept, source, suffixes=("", "-journal"))
     if log is not None:
         log.apply(source)
-    if Path(f"{source}-journal").exists():  # SQLite rolls back what the journal has
+    if Path(f"{source}-journal").exists():  # SQLite applies the journal when it opens the file
         with suppress(*FAILURES), closing(sqlite3.connect(source)) as connection:
             connection.execute("SELECT * FROM sqlite_master").fetchall()
 

@@ -25,7 +25,15 @@ from crow.domain.messages import JsonObject
 from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import changed_config, from_json, merged_metadata, to_json
 from crow.store.owner import is_alive
-from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
+from crow.store.rows import (
+    JSON_COLUMNS,
+    SESSION_COLUMNS,
+    cursor_after,
+    parse_cursor,
+    possible_time,
+    session_of,
+    title_of_fork,
+)
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.paths import has_user, marks, session_row, session_values
@@ -170,7 +178,7 @@ class SessionMethods(UsesDatabase):
             " GROUP BY cwd ORDER BY max(newest_entry) DESC, cwd LIMIT :limit",
             {"seen_by": seen_by, "limit": limit},
         ).fetchall()
-        return tuple(Directory(cwd=cwd, sessions=number, updated_ms=ms) for cwd, number, ms in rows)
+        return tuple(Directory(cwd=cwd, sessions=number, updated_ms=possible_time(ms)) for cwd, number, ms in rows)
 
     @snapshot(raise_if_moved=True)
     def is_known_directory(self, sql: Connection, paths: Sequence[str], *, principal: str | None = None) -> bool:
@@ -266,7 +274,7 @@ class SessionMethods(UsesDatabase):
             (
                 found
                 for found, owner, lease_ms in hidden
-                if not owner or not is_alive(owner, lease_age_ms=now - lease_ms)
+                if not owner or not is_alive(owner, lease_age_ms=now - possible_time(lease_ms))
             ),
             None,
         )
@@ -340,7 +348,7 @@ def _closed_openings(sql: Connection) -> list[str]:
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         # This time is longer than the lease of a turn, because nothing renews it.
-        has_open = bool(owner) and is_alive(owner, lease_age_ms=now - opened_ms - _OPEN_MS)
+        has_open = bool(owner) and is_alive(owner, lease_age_ms=now - possible_time(opened_ms) - _OPEN_MS)
         is_open[session_id] = is_open.get(session_id, False) or has_open
     return [session_id for session_id, has_open in is_open.items() if not has_open or not _is_empty(sql, session_id)]
 
@@ -399,13 +407,14 @@ def hide_session(sql: Connection, session_id: str) -> None:
 
 
 def _insert_session(sql: Connection, new: NewSession) -> None:
-    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
+    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation.
+    :raises NoSuchSession: the parent of a subagent does not exist, or is deleted.
+    """
     if sql.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
     principal = new.principal
     if new.parent_id is not None:
-        parent = sql.execute("SELECT principal FROM sessions WHERE id = ?", (new.parent_id,)).fetchone()
-        principal = parent[0] if parent else principal
+        (principal,) = session_values(sql, new.parent_id, "principal")
     if new.alias is not None:
         _check_alias(sql, new.alias, new.id, principal)
     now, turn, has_prompt, conversation = now_ms(), 0, False, new.conversation

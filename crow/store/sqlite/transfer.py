@@ -137,7 +137,7 @@ def next_entries(
             (json.dumps(sorted(chosen.sessions)),),
         ).fetchone()
         if living < len(chosen.sessions):
-            raise ExportedSessionDeleted
+            raise ExportedSessionDeleted(chosen.sessions)
     entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in absent)]
     return sorted(entries, key=lambda entry: entry.id), taken
 

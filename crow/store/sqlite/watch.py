@@ -15,7 +15,7 @@ from crow.store.sqlite.paths import entries_of, session_values
 from crow.store.watching import News, Piece, SessionRead, follow
 
 _POLL_S = 0.05
-_POLLS_PER_LOOK = 10
+_POLLS_PER_READ = 10
 """After this many polls, the session is read even if the file has not changed. Otherwise the death of an owner would
 not be noticed, because it does not change the file."""
 
@@ -31,18 +31,18 @@ class WatchMethods(UsesDatabase):
         # SQLite does not notify other processes of changes. A query for changes takes about 0.1 ms.
         version = (-1, -1)
 
-        async def look(after: int, piece: int) -> SessionRead:
+        async def read(after: int, piece: int) -> SessionRead:
             nonlocal version
-            found, version = await self._look(session_id, after, piece)
+            found, version = await self._read(session_id, after, piece)
             return found
 
         async def wait() -> None:
-            for _ in range(_POLLS_PER_LOOK):
+            for _ in range(_POLLS_PER_READ):
                 await anyio.sleep(_POLL_S)
                 if await self._version() != version:
                     return
 
-        async for news in follow(look, wait, lambda: self.database.is_closed, after=after):
+        async for news in follow(read, wait, lambda: self.database.is_closed, after=after):
             yield news
 
     @snapshot()
@@ -50,12 +50,13 @@ class WatchMethods(UsesDatabase):
         return _version_of(sql)
 
     @snapshot()
-    def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[SessionRead, tuple[int, int]]:
+    def _read(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[SessionRead, tuple[int, int]]:
+        """Return the changes of a session, and the result of `_version_of`. `after` is the id of the last known entry,
+        and `piece` the number of the last known piece of the draft."""
         *values, owner, lease_ms = session_values(sql, session_id, f"{SESSION_COLUMNS}, owner, lease_ms")
         row = session_of(values)
         query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
-        found = sql.execute(query, (session_id, after, _MOST_ENTRIES))
-        ids = [entry_id for (entry_id,) in found]
+        ids = [entry_id for (entry_id,) in sql.execute(query, (session_id, after, _MOST_ENTRIES))]
         entries, taken = entries_of(sql, ids)
         pieces = sql.execute(
             "SELECT seq, message_id, iif(seq > ?3, text, ''), iif(seq > ?3, thought, '') FROM drafts"
@@ -63,7 +64,7 @@ class WatchMethods(UsesDatabase):
             (session_id, row.leaf, piece),
         ).fetchall()
         is_running = row.state == "running"
-        look = SessionRead(
+        found = SessionRead(
             row=row,
             entries=entries,
             has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,
@@ -73,7 +74,7 @@ class WatchMethods(UsesDatabase):
             is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - lease_ms),
             cancelled_turn=None,
         )
-        return look, _version_of(sql)
+        return found, _version_of(sql)
 
 
 def _version_of(sql: Connection) -> tuple[int, int]:

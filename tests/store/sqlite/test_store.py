@@ -20,7 +20,9 @@ import pytest
 from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
 from crow.domain.errors import LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text
+from crow.store.admin import SessionFilter
 from crow.store.owner import Owner, open_stores
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import JournalMode
 from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, migrate, schema
@@ -376,6 +378,24 @@ async def test_damaged_columns_of_a_session_read_as_empty(sqlite_store: SqliteSt
     with raw(sqlite_store.database.path) as connection:
         connection.execute("UPDATE sessions SET permissions = '[1, {', config = 'null', metadata = ''")
     assert await sqlite_store.session("s1") == row
+
+
+@pytest.mark.parametrize("damaged", [2**60, -5, "x", b"\0"])
+async def test_an_impossible_time_hides_no_session(sqlite_store: SqliteStore, damaged: object) -> None:
+    await sqlite_store.create_session(new_session(title="Needle"))
+    (*_, newest) = await converse(sqlite_store, "s1", "one")
+    with closing(sqlite3.connect(sqlite_store.database.path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE sessions SET created_ms = ?1, updated_ms = ?1", (damaged,))
+        connection.execute("UPDATE entries SET created_ms = ? WHERE id = ?", (damaged, newest.id))
+    (row,) = (await sqlite_store.sessions()).rows
+    assert (row.created_ms, row.updated_ms) == (0, 0)
+    (directory,) = await sqlite_store.directories()
+    assert directory.updated_ms == 0
+    (listed,) = await SessionAdmin(sqlite_store).listed(SessionFilter())
+    assert listed.used_ms == 0
+    (hit,) = await sqlite_store.search("Needle")
+    assert hit.created_ms == 0
 
 
 async def test_a_damaged_page_is_reported_with_the_remedy(tmp_path: Path) -> None:
