@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from crow.domain.entries import Entry
 from crow.domain.text import safe_json
-from crow.export.redact import Redactor
+from crow.export.redact import Redactor, masked_json
 from crow.store import SessionRow
 from crow.store.codec import encode
 from crow.store.transcript import time_text
@@ -17,7 +17,7 @@ _KINDS = {
     "mask": "compaction (hidden outputs)",
     "restore": "compaction (undone)",
 }
-"""Maps kinds of entries to what they are called in a line, if that is something else."""
+"""Maps stored kinds of entries to the words for users. Other kinds are the same in both."""
 
 
 def session_line(row: SessionRow, database: str, redact: Redactor) -> str:
@@ -56,18 +56,4 @@ def entry_line(entry: Entry, redact: Redactor) -> str:
 
 
 def _line(values: Mapping[str, object], redact: Redactor) -> str:
-    return safe_json(json.dumps(_masked(values, redact), ensure_ascii=False)) + "\n"
-
-
-def _masked(value: object, redact: Redactor) -> object:
-    """Return a JSON value with all its texts masked. It is masked before it is written, because JSON escapes some
-    characters of secrets."""
-    match value:
-        case str():
-            return redact(value)
-        case Mapping():
-            return {redact(str(key)): _masked(inner, redact) for key, inner in value.items()}
-        case list() | tuple():
-            return [_masked(inner, redact) for inner in value]
-        case _:
-            return value
+    return safe_json(json.dumps(masked_json(values, redact), ensure_ascii=False)) + "\n"

@@ -43,9 +43,9 @@ class PageLink:
     """The record of a link."""
 
     id: str
-    """Names the link in lists. It is the beginning of the secret part of the address, and is not secret itself."""
+    """Names the link in lists. The address has it in front of the secret."""
     hash: str
-    """The sha256 (hex) of the rest of the address."""
+    """The sha256 (hex) of the secret, which is the end of the address after `id`."""
     session: str
     """The id of the session."""
     title: str
@@ -57,14 +57,15 @@ class PageLink:
     created_ms: int
     """Unix milliseconds."""
     expires_ms: int
-    """Unix milliseconds. From then on, the link does not exist."""
+    """Unix milliseconds. From this time on, the link does not work."""
 
 
 class PageLinks:
-    """The links of one machine. `url` returns the address of the server, and `redactor` what masks secrets in a page:
-    strictly if its argument is true."""
+    """The links of one machine."""
 
     def __init__(self, folder: Path, *, url: Callable[[], str], redactor: Callable[[bool], Redactor]) -> None:
+        """`url` returns the address of the server. `redactor(is_strict)` returns the function that masks secrets in
+        pages; see :func:`crow.export.redact.redactor`."""
         self._folder = folder
         self._url = url
         self._redactor = redactor
@@ -73,7 +74,8 @@ class PageLinks:
         self, store: Store, session_id: str, *, age: str, is_strict: bool, window: int | None = None
     ) -> tuple[PageLink, str]:
         """Write the page of a session, and return its link and its address. `age` says how long the link works, such
-        as `7d`. `window` is the model's context window, if it is known.
+        as `7d`. With `is_strict`, the page also hides what only looks secret. `window` is the size of the model's
+        context window in tokens, if it is known.
 
         :raises ArgumentError: `age` is not valid, there are too many links, or the page cannot be written.
         """
@@ -168,7 +170,7 @@ class PageLinks:
         return os.open(self._page(link_id), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _write_record(self, link: PageLink) -> None:
-        """Write the record last, so that no link shows half a page."""
+        """Write the record of a link whose page is complete. The link works as soon as its record exists."""
         path = self._folder / f"{link.id}.json"
         part = path.with_suffix(".part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -176,7 +178,7 @@ class PageLinks:
         part.rename(path)
 
     def _remove(self, link_id: str) -> None:
-        for end in ("json", "part", "html"):  # without its record, nobody finds a page
+        for end in ("json", "part", "html"):  # the record first: without it, the server does not find the page
             with suppress(FileNotFoundError):
                 (self._folder / f"{link_id}.{end}").unlink()
 

@@ -110,7 +110,7 @@ def _parser() -> MarkdownIt:
     return parser
 
 
-def _accept_link(url: str) -> bool:  # noqa: ARG001  # the renderer decides which links are links
+def _accept_link(url: str) -> bool:  # noqa: ARG001  # the renderer decides which addresses become links
     return True
 
 

@@ -21,7 +21,7 @@ from crow.domain.rendering import interrupted_text, plan_line
 from crow.domain.spending import Spending, duration
 from crow.domain.text import on_one_line, plural, safe, shorten, shorten_end
 from crow.export.markdown import link_to, plain_text, render_markdown
-from crow.export.redact import Redactor
+from crow.export.redact import Redactor, masked_json
 from crow.store import SessionRow, Store
 from crow.store.codec import KINDS
 from crow.store.transcript import label_words, local_time, time_text
@@ -33,6 +33,7 @@ _ALL_RESULTS_CHARS = 24_000_000
 _RESULT_CHARS = (2_000, 20_000)
 """The page shows a limited number of characters of each tool result. These are the smallest and the largest limit. The
 limit is smaller for a longer session, so that browsers open the page without delay."""
+# The page shows at most this much of each text, call, title, diff, image and list.
 _TEXT_CHARS = 400_000
 _ARGUMENT_CHARS = 4_000
 _TITLE_CHARS = 300
@@ -44,6 +45,7 @@ _ALL_IMAGES_CHARS = 60_000_000
 _LISTED_FILES = 200
 _PLOT_POINTS = 800
 _MEMORY_BYTES = 8_000_000
+"""The body of a page is in memory up to this size, and then in a temporary file."""
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
@@ -83,7 +85,7 @@ class _PathFacts:
     models: dict[str, None] = field(default_factory=dict)
     """The names of the models, in the order in which they were first used."""
     cost: float = 0.0
-    """In US dollars."""
+    """The sum of all costs, in US dollars."""
     answers: int = 0
     compactions: int = 0
     branches: int = 0
@@ -115,8 +117,8 @@ async def session_page(
         page.labels = {point.entry: point.labels for point in outline.points if point.labels}
         for tip in outline.tips:
             if not tip.is_current:
-                left = await store.entries_beyond(tip.entry, row.leaf, KINDS.values())
-                page.add_branch(left, reasons.get(tip.entry, ""))
+                branch = await store.entries_beyond(tip.entry, row.leaf, KINDS.values())
+                page.add_branch(branch, reasons.get(tip.entry, ""))
         async for batch in store.history(session_id):
             for entry in batch:
                 page.feed(entry)
@@ -138,14 +140,18 @@ class _HtmlPage:
 
     def __init__(self, row: SessionRow, redact: Redactor, *, window: int | None = None) -> None:
         """`window` is the model's context window, if it is known."""
-        self._row, self._redact, self._window = row, redact, window
+        self.redact = redact
+        self._row, self._window = row, window
         least, most = _RESULT_CHARS
         self._result_chars = max(least, min(most, _ALL_RESULTS_CHARS // max(1, row.entries)))
         self._images_left = _ALL_IMAGES_CHARS
+        """The images that follow may have this many characters of base64 in total."""
         self._outline = _PathFacts()
         self._spending = Spending()
         self._branches: dict[int | None, list[str]] = {}
+        """Maps an entry of the current path (None for its beginning) to the HTML of the branches that begin there."""
         self._departures: dict[int, int | None] = {}
+        """Maps each entry of a branch to the entry of the current path where the branch begins."""
         self._body = SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115  # closed by `close`
         self._path = _EntryRenderer(self, self._outline, is_numbered=True)
         self.labels: Mapping[int, tuple[str, ...]] = {}
@@ -197,8 +203,8 @@ class _HtmlPage:
         """Yield the page."""
         self._write(self._path.unanswered())
         self._spending.finish()
-        for left in list(self._branches):
-            self._write(self._branches_from(left))
+        for entry in list(self._branches):  # branches from entries that are not on the current path either
+            self._write(self._branches_from(entry))
         yield self._head().encode(errors="replace")
         self._body.seek(0)
         while piece := self._body.read(1 << 20):
@@ -209,11 +215,12 @@ class _HtmlPage:
         self._body.write(html.encode(errors="replace"))
 
     def _branches_from(self, entry: int | None) -> str:
+        """Remove and return the HTML of the branches that begin at `entry`."""
         return "".join(self._branches.pop(entry, ()))
 
     def plain_line(self, text: str) -> str:
-        """Return a short text on one line, not escaped."""
-        line = on_one_line(self._redact(text[:_LINE_CHARS]))
+        """Return a text on one line, shortened, with secrets masked, but not escaped for HTML."""
+        line = on_one_line(self.redact(text[:_LINE_CHARS]))
         return shorten(line, _TITLE_CHARS)
 
     def _head(self) -> str:
@@ -284,7 +291,10 @@ class _HtmlPage:
             words += " Dashed lines are compactions."
         if self._window:
             words += " The dotted line is the window."
-        figures = [_plot("context", words, points, [point.tokens for point in points], top, f"{top:,}", self._window)]
+        figures = []
+        if top:
+            tokens = [point.tokens for point in points]
+            figures.append(_plot("context", words, points, tokens, top, f"{top:,}", self._window))
         if self._outline.cost:
             words = f"Cost: {_dollars(self._outline.cost)} for this path."
             costs = [point.cost for point in points]
@@ -340,10 +350,10 @@ class _HtmlPage:
 
     def clean(self, text: str) -> str:
         """Return the text with secrets masked and hidden characters escaped."""
-        return safe(self._redact(text))
+        return safe(self.redact(text))
 
     def line(self, text: str) -> str:
-        """Return a short text on one line, as HTML."""
+        """Return a text on one line, shortened, with secrets masked, as HTML."""
         return escape(self.plain_line(text))
 
     @property
@@ -358,6 +368,7 @@ class _EntryRenderer:
     def __init__(self, page: _HtmlPage, outline: _PathFacts, *, is_numbered: bool = False) -> None:
         self._page, self._outline, self._is_numbered = page, outline, is_numbered
         self._calls: dict[CallRef, ToolCall] = {}
+        """The calls of the last answer that have no result yet."""
         self._numbers = count(1)
 
     def render(self, entry: Entry) -> str:
@@ -416,7 +427,7 @@ class _EntryRenderer:
                 return ""
 
     def unanswered(self) -> str:
-        """Return the HTML of the last answer's calls that have no result."""
+        """Return the HTML of the last answer's calls that have no result. No result of these calls may follow."""
         calls, self._calls = self._calls, {}
         return "".join(
             f'<details class="entry call failed"><summary><span class="mark" aria-hidden="true">✗</span>'
@@ -504,7 +515,7 @@ class _EntryRenderer:
 
     def _arguments(self, call: ToolCall) -> str:
         try:
-            values = json.loads(call.arguments)
+            values = masked_json(json.loads(call.arguments), self._page.redact)
         except (ValueError, RecursionError):
             values = None
         if not isinstance(values, dict):
@@ -627,14 +638,13 @@ def _plot(
     scale: str,
     window: int | None,
 ) -> str:
-    """Return the HTML of a plot from 0 to `top`, which is `scale` as text. The drawing itself contains no text, so that
-    it can be stretched to any width."""
+    """Return the HTML of a plot. Each of `points` has one of `values`; None leaves a point out, but not all values are
+    None. The vertical axis goes from 0 to `top`, which is above 0. `scale` is `top` as text. The drawing itself
+    contains no text, so that browsers can stretch it to any width."""
     last = max(1, len(points) - 1)
-    drawn = [
-        (1000 * index / last, 100 - 96 * value / top) for index, value in enumerate(values) if value is not None and top
-    ]
+    drawn = [(1000 * index / last, 100 - 96 * value / top) for index, value in enumerate(values) if value is not None]
     step = -(-len(drawn) // _PLOT_POINTS)
-    groups = (drawn[at : at + step] for at in range(0, len(drawn), max(1, step)))
+    groups = (drawn[at : at + step] for at in range(0, len(drawn), step))
     shown = [min(group, key=lambda point: point[1]) for group in groups]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
     cuts = (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from crow.domain.rendering import SecretMask
 from crow.domain.secret_values import TOKENS
@@ -13,6 +14,7 @@ Redactor: TypeAlias = Callable[[str], str]
 """Masks the parts of a text that must not be exported, and returns the text."""
 
 _HIDDEN = "[hidden]"
+"""Replaces what is masked."""
 
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s{1,4})[A-Za-z0-9._~+/=-]{12,5000}")
 _ASSIGNED = re.compile(
@@ -29,15 +31,16 @@ _HOMES = re.compile(
 
 
 def committed(secrets: Iterable[str]) -> Redactor:
-    """Return a function that masks `secrets` and every text that is a token by its form, for files that people may
-    commit."""
+    """Return a function that masks `secrets` and every text that has the form of a token, such as `ghp_...`. It is
+    meant for files that people may commit."""
     mask = SecretMask(secrets, mask=_HIDDEN, is_guessing=False)
     return lambda text: TOKENS.sub(_HIDDEN, mask(text))
 
 
 def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False) -> Redactor:
     """Return a function that masks `secrets`. With `is_strict`, the function also masks texts that look like a token, a
-    password or an e-mail address, and writes home directories as `~`."""
+    password or an e-mail address, and writes home directories as `~`. `home` is the user's own home directory, or
+    empty if it is unknown."""
     mask = SecretMask(secrets, mask=_HIDDEN, is_guessing=False)
     if not is_strict:
         return mask
@@ -54,3 +57,33 @@ def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False)
         return _HOMES.sub("~", text)
 
     return redact
+
+
+def masked_json(value: object, redact: Redactor) -> Any:
+    """Return a JSON value with all its texts masked. Texts are masked before they are written as JSON, because JSON
+    escapes some characters of secrets. The member `arguments` of a tool call is itself the text of JSON."""
+    match value:
+        case str():
+            return redact(value)
+        case Mapping():
+            return {
+                redact(key): _masked_arguments(inner, redact)
+                if key == "arguments" and isinstance(inner, str)
+                else masked_json(inner, redact)
+                for key, inner in value.items()
+            }
+        case list() | tuple():
+            return [masked_json(inner, redact) for inner in value]
+        case _:
+            return value
+
+
+def _masked_arguments(text: str, redact: Redactor) -> str:
+    """Return the JSON text with all texts in it masked. If there is nothing to mask, the text stays as the model wrote
+    it."""
+    try:
+        value = json.loads(text)
+        masked = masked_json(value, redact)
+    except (ValueError, RecursionError):
+        return redact(text)
+    return text if masked == value else json.dumps(masked, ensure_ascii=False)

@@ -19,7 +19,8 @@ from crow.settings.types import Expected, NonEmpty, Section, Switch, Variable
 CREDENTIAL_HOST = re.compile(
     r"(?!.*\.\.)[a-z0-9_-][a-z0-9_.-]{0,251}[a-z_-][a-z0-9_-]{0,62}(?::[1-9][0-9]{0,4})?", re.ASCII
 )
-"""Matches the names of the tables: host names in lower case, with a port unless it is 443. No address matches."""
+"""Matches the NAME of a table `[credentials.NAME]`: a host name in lower case, with a port unless it is 443. IP
+addresses do not match."""
 _TIMEOUT_S = 30.0
 _REMOVED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_ASKPASS", "SSH_ASKPASS", "GIT_CONFIG_PARAMETERS", "GIT_EXEC_PATH")
 
@@ -66,10 +67,12 @@ class CredentialSettings(Section):
 def read_credential(
     host: str, settings: CredentialSettings, git: str | None, is_inside: Callable[[Path], bool] = lambda _path: False
 ) -> tuple[str, str]:
-    """Return the secret and the value of the header. This function blocks. `git` is the path of git, and `is_inside`
-    whether a path belongs to the workspace, from which no program is started.
+    """Return the secret, and the value of the header that contains it. This function blocks while a command runs.
 
-    :raises ConfigError: there is no secret. The message does not contain any.
+    `git` is the path of git, or None if there is none that crow can trust. `is_inside` returns whether a path is in
+    the workspace: crow starts no programs from there.
+
+    :raises ConfigError: there is no secret, or it is not valid. The message does not contain the secret.
     """
     user, secret = settings.user, ""
     if settings.from_git:
@@ -86,7 +89,7 @@ def read_credential(
         if not secret:
             raise ConfigError(f"{settings.source} printed nothing")
     if not secret.isascii() or not secret.isprintable():
-        raise ConfigError(f"what {settings.source} gave is not one line of plain ASCII")
+        raise ConfigError(f"the secret from {settings.source} is not one line of plain ASCII")
     if user is not None:
         return secret, f"Basic {base64.b64encode(f'{user}:{secret}'.encode()).decode()}"
     is_whole = " " in secret or settings.header.lower() != "authorization"
@@ -94,8 +97,8 @@ def read_credential(
 
 
 def _from_git(host: str, git: str | None, is_inside: Callable[[Path], bool]) -> tuple[str, str]:
-    """Ask git's credential helpers, in the root directory, where no repository's settings count, and without a
-    dialogue. Return user name and password."""
+    """Return the user name and the password from git's credential helpers, without a dialogue. git runs in the root
+    directory, so that the settings of no repository apply."""
     if git is None:
         raise ConfigError("there is no git that crow can trust")
     env = {name: value for name, value in helper_environment(os.environ)[0].items() if name not in _REMOVED}

@@ -167,13 +167,13 @@ def messages_url_at(base_url: str) -> str:
 
 
 def pattern_named(answer: str) -> str:
-    """Return the URL pattern of the preset with this name. Return an empty string if there is none."""
+    """Return the URL pattern of the preset that the user's `answer` names, or an empty string if there is none."""
     preset = PRESETS.get(answer.strip().lower())
     return preset.url_pattern if preset is not None else ""
 
 
 def url_named(answer: str) -> str:
-    """Return the URL of the preset with this name. Return anything else unchanged."""
+    """Return the URL of the preset that `answer` names. Return any other answer, such as a URL, unchanged."""
     preset = PRESETS.get(answer.strip().lower())
     return preset.base_url if preset is not None and preset.base_url else answer
 
@@ -270,9 +270,9 @@ def target_of(name: str, settings: Settings) -> Target:
         options = table or (settings.model if is_default else NamedModel.model_construct())
         endpoint = settings.providers[provider]
         base_url = endpoint.base_url or PRESETS[provider].base_url
-        place = dotted_key("providers", provider)
-        variable = endpoint.api_key_env or preset_at(base_url).key_env
-        key_hint = f"Set {variable or f'{place}.api_key_env or {place}.api_key_command'}"
+        table_key = dotted_key("providers", provider)
+        variable = endpoint.api_key_env or PRESETS.get(provider, Preset()).key_env
+        key_hint = f"Set {variable or f'{table_key}.api_key_env or {table_key}.api_key_command'}"
     else:
         default = settings.model.with_name(name)
         options = table or default
@@ -327,6 +327,8 @@ class Gateways:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Gateway | None] = {}
+        """Maps the id of a provider to its endpoint, or to None if the provider is disabled. Providers without an
+        entry have the endpoint in the user's settings."""
 
     def set(self, provider_id: str, gateway: Gateway, settings: Settings) -> None:
         """Set the endpoint of a provider.
@@ -340,7 +342,7 @@ class Gateways:
         try:
             checked = ProviderSettings(base_url=gateway.base_url)
         except ValidationError:
-            problem = "expected an http or https URL without user name and query"
+            problem = "expected an http or https URL without user name, password and query"
             raise ArgumentError(f"baseUrl: {problem}, such as http://localhost:11434/v1.") from None
         # If the name were spelled in another case, the `openai` package would send its own header as well.
         named = {
@@ -433,13 +435,14 @@ def edit_tool_of(name: str, settings: Settings) -> str:
 
 
 def fallback_problem(name: str, settings: Settings, also: Sequence[str] = ()) -> str:
-    """Return what is wrong with the fallback of a model, as the end of a sentence, or an empty string if nothing is
-    wrong. A fallback may also be one of the names in `also`, which the settings no longer contain."""
+    """Return the problem with the fallback of a model, as the end of a sentence, or an empty string if there is none.
+    `also` are more names that a fallback may have, such as that of a default model that a flag has replaced."""
     fallback = fallback_of(name, settings)
     if not fallback:
         return ""
     known = (*names_offered(settings), *also, OFFLINE)
-    if fallback not in known and fallback.partition("/")[0] not in settings.providers:
+    provider, _, model = fallback.partition("/")
+    if fallback not in known and not (model and provider in settings.providers):
         providers = "".join(f", {provider}/MODEL" for provider in settings.providers)
         return f"expected one of {', '.join(dict.fromkeys(known))}{providers}"
     chain = [name]

@@ -12,6 +12,7 @@ import re
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -46,38 +47,47 @@ _FROM_ENVIRONMENT = {
     "database.url": "CROW_DATABASE_URL",
     "log.level": "CROW_LOG",
 }
+"""Maps dotted keys to the environment variables that set them."""
 _FLAGS = {
     "model.name": "--model",
     "model.base_url": "--base-url",
     "permissions.mode": "--mode",
     "log.level": "--log-level",
 }
+"""Maps dotted keys to the flags that set them, for messages."""
 _SECTIONS: Mapping[str, type[Section]] = {
     name: setting.annotation
     for name, setting in Settings.model_fields.items()
     if isinstance(setting.annotation, type) and issubclass(setting.annotation, Section)
 }
+"""Maps the names of the tables `[NAME]` to their types."""
 _NAMED: Mapping[str, type[Section]] = {
     "providers": ProviderSettings,
     "models": NamedModel,
     "mcp_servers": McpServerSettings,
     "credentials": CredentialSettings,
 }
+"""Maps the first part of tables `[PART.NAME]`, whose NAME the user chooses, to their types."""
 _NEEDED: Mapping[type[Section], str] = {
     McpServerSettings: 'a table with either "command" or "url"',
     HookSettings: 'a table with "event" and "command"',
     CredentialSettings: 'a table with one of "from_git = true", "token_env" and "token_command"',
 }
 """The end of the error message for a table whose values are valid one by one, but not together."""
-_OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
-_OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
+_ENDPOINT_OPTIONS = ("api_key", "api_key_env", "headers")
+"""The keys of `[model]` that belong to its `base_url`."""
+_MODEL_OPTIONS = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
+"""The keys of `[model]` that belong to its `name`."""
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
+_SCHEME = re.compile(r"[A-Za-z0-9-]+\s+(\S+)")
+"""Matches the value of a header with an authentication scheme, such as `Bearer TOKEN`. The group is the token."""
 _SHORTEST_SECRET = 8
 _COLLECTOR_HEADERS = re.compile("OTEL_EXPORTER_OTLP_(?:[A-Z]+_)?HEADERS")
 _SECRET_KEYS = frozenset(
     {"api_key", "args", "command", "direct_url", "env", "extra_body", "headers", "oauth_client_secret", "url"}
 )
+"""The keys whose values may hold a secret, so error messages hide them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,23 +104,24 @@ class Paths:
 
     @property
     def programs(self) -> Path:
-        """The ledger of places from which crow takes no programs. See :class:`crow.programs.Programs`."""
+        """The list of directories from which crow takes no programs. See :class:`crow.programs.Programs`."""
         return self.data_dir / "untrusted-programs"
 
     @property
     def links(self) -> Path:
-        """The pages that `crow serve` shows. See :class:`crow.export.links.PageLinks`."""
+        """The directory with the pages that `crow serve` shows. See :class:`crow.export.links.PageLinks`."""
         return self.data_dir / "links"
 
     @property
     def layers(self) -> Path:
-        """Where commands change files first, and where the files are that they have replaced."""
+        """The directory for layers, to which commands write, and for the files that kept changes have replaced. See
+        :mod:`crow.tools.layers`."""
         return self.data_dir / "layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EndpointKeys:
-    """The known keys and tokens."""
+    """The secrets in the settings and in the environment, for masking."""
 
     variables: frozenset[str] = frozenset()
     """The names of the environment variables that hold endpoint keys."""
@@ -203,7 +214,8 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
 
 
 def _with_database(paths: Paths, path: object) -> Paths:
-    """Return the paths with the database that `store.path` names. It need not have been checked."""
+    """Return the paths with the database at `path`, the unchecked value of `store.path`. If it is not set or not a
+    string, return the paths unchanged."""
     if not isinstance(path, str) or not path:
         return paths
     return replace(paths, database=_absolute(str(paths.config_file.parent / os.path.expanduser(path))))
@@ -254,13 +266,15 @@ def setting_keys() -> tuple[str, ...]:
 
 
 class _Given(NamedTuple):
+    """The value of a setting."""
+
     value: object
     source: str
+    """See `Loaded.sources`."""
 
 
 class _SettingsReader:
-    """Merges and validates the values from all sources. `_tables` maps the path of each table, such as `("model",)` or
-    `("providers", "work")`, to the values in this table.
+    """Merges and validates the values from all sources.
 
     :raises ConfigError: some values cannot be used. The message lists every mistake.
     """
@@ -270,14 +284,19 @@ class _SettingsReader:
     ) -> None:
         self._file = file
         self._problems: list[str] = []
+        """The messages about all mistakes so far."""
         self._tables: dict[tuple[str, ...], dict[str, _Given]] = {(section,): {} for section in _SECTIONS}
+        """Maps the path of each table, such as `("model",)` or `("providers", "work")`, to the values in this table."""
         self._model_list = _Given((), "default")
+        """The value of `models` if it is a list. Tables `[models.NAME]` are in `_tables`."""
         self._hooks: list[tuple[str, dict[str, _Given]]] = []
+        """The name of each table `[[hooks]]` in messages, and its values."""
         self._checks = _Given({}, "default")
         for name, value in tree.items():
             self._add(name, value)
         own = self._tables["model",].get("name")
         self._file_model = str(own.value) if own is not None else ""
+        """The name of the default model in the file, which a flag or variable may replace."""
         self._override(flags, env)
         self._add_keys(env)
         self.settings = self._validated()
@@ -290,13 +309,13 @@ class _SettingsReader:
         if self._hooks:
             sources["hooks"] = self._file.name
         sources["checks"] = self._checks.source
-        for place, table in self._tables.items():
-            if place[0] == "mcp_servers":
+        for path, table in self._tables.items():
+            if path[0] == "mcp_servers":
                 sources["mcp_servers"] = self._file.name
                 continue
-            if len(place) == 2:
-                sources.pop(place[0], None)
-            sources |= {f"{dotted_key(*place)}.{key}": given.source for key, given in table.items()}
+            if len(path) == 2:
+                sources.pop(path[0], None)
+            sources |= {f"{dotted_key(*path)}.{key}": given.source for key, given in table.items()}
         return sources
 
     def read_summary_prompt(self) -> str:
@@ -338,18 +357,18 @@ class _SettingsReader:
             for key in inner:
                 self._refuse_unknown("", f"{name}.{key}".rstrip(".") or '""', setting_keys())
 
-    def _add_table(self, place: tuple[str, ...], value: object) -> None:
-        name = dotted_key(*place)
+    def _add_table(self, path: tuple[str, ...], value: object) -> None:
+        name = dotted_key(*path)
         if not isinstance(value, Mapping):
-            shown = _show_value(place[-1], value)
+            shown = _show_value(path[-1], value)
             self._problems.append(f"{self._file}: {name} is {shown}; expected a table: [{name}]")
-        elif place[0] == "mcp_servers" and not 1 <= len(place[1]) <= 64:
+        elif path[0] == "mcp_servers" and not 1 <= len(path[1]) <= 64:
             self._problems.append(f"{self._file}: {name}: the name of a server must have 1 to 64 characters")
-        elif place[0] == "credentials" and not CREDENTIAL_HOST.fullmatch(place[1]):
+        elif path[0] == "credentials" and not CREDENTIAL_HOST.fullmatch(path[1]):
             expected = "expected a host name in lower case, such as git.example.com or git.example.com:8443"
             self._problems.append(f"{self._file}: {name} names no host; {expected}")
         else:
-            self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
+            self._tables[path] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
         """Override values from the file with flags and environment variables.
@@ -362,23 +381,23 @@ class _SettingsReader:
         }
         given |= {key: _Given(text, f"flag {_FLAGS.get(key, key)}") for key, text in flags.items() if text}
         model = self._tables["model",]
-        for selector, keys in (("base_url", _OF_THE_ENDPOINT), ("name", _OF_THE_MODEL)):
+        for selector, keys in (("base_url", _ENDPOINT_OPTIONS), ("name", _MODEL_OPTIONS)):
             chosen = str(given.get(f"model.{selector}", _Given("", "")).value)
             if chosen and selector in model and chosen.rstrip("/") != str(model[selector].value).rstrip("/"):
                 for key in keys:
                     model.pop(key, None)
-        for dotted, each in given.items():
-            if each.value:
+        for dotted, value in given.items():
+            if value.value:
                 section, _, key = dotted.partition(".")
-                self._tables[section,][key] = each
+                self._tables[section,][key] = value
 
     def _add_keys(self, env: Mapping[str, str]) -> None:
         """Read keys from environment variables. They take precedence over keys in the file."""
-        usual = {"model": "OPENAI_API_KEY"} | {f"providers.{name}": each.key_env for name, each in PRESETS.items()}
-        for place, table in self._tables.items():
-            if place[0] not in ("model", "providers"):
+        usual = {"model": "OPENAI_API_KEY"} | {f"providers.{name}": preset.key_env for name, preset in PRESETS.items()}
+        for path, table in self._tables.items():
+            if path[0] not in ("model", "providers"):
                 continue
-            variable = table["api_key_env"].value if "api_key_env" in table else usual.get(".".join(place))
+            variable = table["api_key_env"].value if "api_key_env" in table else usual.get(".".join(path))
             if isinstance(variable, str) and (key := env.get(variable, "").strip()):
                 table["api_key"] = _Given(SecretStr(key), f"environment {variable}")
 
@@ -386,25 +405,25 @@ class _SettingsReader:
         made: dict[str, Any] = {name: {} for name in _NAMED} | {"models": self._model_list.value}
         if not all(isinstance(name, str) for name in self._model_list.value):  # type: ignore[attr-defined]
             self._refuse("models", self._model_list, Settings.model_fields["models"])
-        for place, table in self._tables.items():
-            kind = {**_SECTIONS, **_NAMED}[place[0]]
-            is_unset = not table and len(place) == 1
-            section = kind.model_construct() if is_unset else self._validated_table(dotted_key(*place), table, kind)
-            if len(place) == 1:
-                made[place[0]] = section
+        for path, table in self._tables.items():
+            kind = {**_SECTIONS, **_NAMED}[path[0]]
+            is_unset = not table and len(path) == 1
+            section = kind.model_construct() if is_unset else self._validated_table(dotted_key(*path), table, kind)
+            if len(path) == 1:
+                made[path[0]] = section
             else:
-                made[place[0]] = {**(made[place[0]] or {}), place[1]: section}
+                made[path[0]] = {**(made[path[0]] or {}), path[1]: section}
             match section:
-                case ProviderSettings(base_url=None) if not (place[1] in PRESETS and PRESETS[place[1]].base_url):
+                case ProviderSettings(base_url=None) if not (path[1] in PRESETS and PRESETS[path[1]].base_url):
                     self._problems.append(
-                        f"{self._file}: {dotted_key(*place)} has no base_url; set one, or use the name of a preset: "
+                        f"{self._file}: {dotted_key(*path)} has no base_url; set one, or use the name of a preset: "
                         f"{', '.join(name for name, preset in PRESETS.items() if preset.base_url)}."
                     )
                 case NamedModel(provider=str(provider)) if ("providers", provider) not in self._tables:
                     others = [name for kind, *rest in self._tables if kind == "providers" for name in rest]
                     hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
-                    self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
+                    self._problems.append(f"{self._file}: {dotted_key(*path)}.provider is {shown}; {hint}")
         made["checks"] = self._checks.value
         if not _is_table_of_texts(self._checks.value):
             self._refuse("checks", self._checks, Settings.model_fields["checks"])
@@ -417,9 +436,9 @@ class _SettingsReader:
     def _check_fallbacks(self, settings: Settings) -> None:
         for name in dict.fromkeys((*names_offered(settings), *settings.models)):
             if problem := fallback_problem(name, settings, [self._file_model] if self._file_model else []):
-                place = dotted_key("models", name) if ("models", name) in self._tables else "model"
+                table = dotted_key("models", name) if ("models", name) in self._tables else "model"
                 shown = _show_value("fallback", fallback_of(name, settings))
-                self._problems.append(f"{self._file}: {place}.fallback is {shown}; {problem}")
+                self._problems.append(f"{self._file}: {table}.fallback is {shown}; {problem}")
 
     def _validated_table(self, name: str, table: Mapping[str, _Given], kind: type[Section]) -> Section | None:
         try:
@@ -454,10 +473,8 @@ def _is_table_of_texts(value: object) -> bool:
 
 
 def _fields() -> dict[str, FieldInfo]:
-    sections = (
-        (f"{name}.{key}", each) for name, table in _SECTIONS.items() for key, each in table.model_fields.items()
-    )
-    return {name: each for name, each in Settings.model_fields.items() if name not in _SECTIONS} | dict(sections)
+    sections = ((f"{name}.{key}", one) for name, table in _SECTIONS.items() for key, one in table.model_fields.items())
+    return {name: one for name, one in Settings.model_fields.items() if name not in _SECTIONS} | dict(sections)
 
 
 def _show_value(key: str, value: object) -> str:
@@ -541,11 +558,13 @@ def _tables(values: Iterable[object]) -> list[Mapping[str, object]]:
 
 
 def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], env: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values whose names suggest a secret. For a header such as `Bearer TOKEN`, yield only the token."""
+    """Yield the values of the table `key` whose names match `names` and so suggest a secret, with variables replaced.
+    For a header such as `Bearer TOKEN`, yield only the token."""
     for name, value in _inner(table, key).items():
         if isinstance(value, str) and names.search(name):
-            words = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).split()
-            yield words[1] if len(words) == 2 else " ".join(words)
+            text = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).strip()
+            found = _SCHEME.fullmatch(text) if key == "headers" else None
+            yield found[1] if found else text
 
 
 def _stamp(file: Path) -> _FileStamp:
@@ -562,10 +581,12 @@ def _absolute(path: str) -> Path:
 
 def _temporary_home() -> Path:
     """Return a directory that only this user can access. All processes get the same directory, unless its name is taken
-    by a directory that another user owns or can access. In that case, each process gets a new directory."""
+    by a file, or by a directory that another user owns or can access. In that case, each process gets a new
+    directory."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
-        own.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            own.mkdir(mode=0o700)
         found = own.lstat()
         if own.is_dir() and not own.is_symlink() and found.st_uid == os.getuid() and not found.st_mode & 0o077:
             return own

@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 def _from_percent(value: object) -> object:
-    """Return the fraction that a percentage such as "85%" stands for, and any other value as it is."""
+    """Return a percentage such as "85%" as a fraction, and any other value unchanged."""
     if isinstance(value, str) and value.endswith("%") and value[:-1].replace(".", "", 1).isdecimal():
         return float(value[:-1]) / 100
     return value
@@ -66,7 +66,7 @@ WindowPart = Annotated[
 
 def _plain_url(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc or {"?", "#"} & set(url):
         raise ValueError  # no message, because the value may be secret
     return url.rstrip("/")
 
@@ -94,7 +94,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number 
 Url = Annotated[
     str,
     AfterValidator(_plain_url),
-    Expected("an http or https URL without user name and query, such as http://localhost:11434/v1"),
+    Expected("an http or https URL without user name, password and query, such as http://localhost:11434/v1"),
 ]
 Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
 DatabaseUrl = Annotated[

@@ -47,14 +47,18 @@ def remove_server(file: Path, name: str) -> None:
 def _rewrite(file: Path, change: Callable[[str], str]) -> None:
     try:
         changed = change(file.read_text("utf-8") if file.exists() else "")
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}.new")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-            out.write(changed)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(file.resolve())
-    except (OSError, UnicodeDecodeError, TOMLKitError, tomllib.TOMLDecodeError) as error:
+        target = file.resolve()  # the file may be a link, for example to a directory on another disk
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}.{os.getpid()}.new")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+                out.write(changed)
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except (OSError, UnicodeError, TOMLKitError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} cannot be changed: {error}") from error
 
 
@@ -119,7 +123,7 @@ def without_server(text: str, name: str) -> str:
     for line in [*text.splitlines(keepends=True), "["]:
         if _HEADER.match(line):
             kept += _after_last_key(part) if is_removed else part
-            part, is_removed = [], line != "[" and _names(line, name)
+            part, is_removed = [], line != "[" and _is_header_of(line, name)
         part.append(line)
     wanted = tomllib.loads(text)
     del wanted["mcp_servers"][name]
@@ -129,14 +133,15 @@ def without_server(text: str, name: str) -> str:
 
 
 def _servers(text: str) -> Mapping[str, Any]:
+    """Return the tables `[mcp_servers.NAME]` in TOML text, by name."""
     found = tomllib.loads(text).get("mcp_servers", {})
     if not isinstance(found, dict):
         raise TOMLKitError("`mcp_servers` is not a table; edit the file by hand")
     return found
 
 
-def _names(line: str, name: str) -> bool:
-    """Return whether a line is the header of the server's table, or of a table inside that table."""
+def _is_header_of(line: str, name: str) -> bool:
+    """Return whether a line is the header of the table `[mcp_servers.NAME]`, or of a table inside that table."""
     try:
         found = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
@@ -146,6 +151,7 @@ def _names(line: str, name: str) -> bool:
 
 
 def _after_last_key(lines: list[str]) -> list[str]:
+    """Return the comments and blank lines at the end of a table."""
     last = max(index for index, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
     return lines[last + 1 :]
 

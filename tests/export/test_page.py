@@ -191,6 +191,22 @@ async def test_the_plots_show_context_and_cost_up_to_the_last_compaction(tmp_pat
     assert "9,000 → 2,000 tokens" in html
 
 
+async def test_an_endpoint_that_counts_no_tokens_gives_a_page_without_plots(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        await store.create_session(new_session())
+        leaf = (await begin(store, "s1", "go")).id
+        for _ in range(2):
+            answer = NewEntry(body=Assistant(text="x", message_id="a"), usage=Usage(input_tokens=0, output_tokens=0))
+            (entry,) = await store.append("s1", leaf=leaf, turn=1, entries=[answer])
+            leaf = entry.id
+        html = await page_of(store)
+    finally:
+        await store.close()
+    assert "2 answers" in html
+    assert '<figure class="plot context">' not in html
+
+
 async def test_a_long_result_is_cut_and_says_how_long_it_is(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db")
     try:

@@ -154,6 +154,10 @@ def test_a_preset_fills_in_the_url_and_the_variable_of_the_key(tmp_path: Path) -
     assert (cheap.base_url, cheap.model) == ("https://openrouter.ai/api/v1", "some/model")
     with pytest.raises(AuthError, match="OPENROUTER_API_KEY"):
         cheap.check()
+    # The variable of a preset applies to the provider of its name only, so another provider is not told to set it.
+    toml = '[providers.mine]\nbase_url = "https://api.openai.com/v1"'
+    with pytest.raises(AuthError, match=r"Set providers\.mine\.api_key_env or providers\.mine\.api_key_command"):
+        endpoint(tmp_path, "mine/gpt", toml, OPENAI_API_KEY="sk-unused").check()
 
 
 def test_any_other_name_is_a_model_of_the_default_endpoint(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,18 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
         ),
         ("credentials = 3", "credentials is 3; expected a table for each host: [credentials.HOST]"),
         ("name =", "not valid TOML: "),
+        *(
+            (f'model.base_url = "http://{rest}"', "model.base_url is <hidden: it may be a secret>; expected an http or")
+            for rest in (":pass@host/v1", "host/v1?")
+        ),
+        (
+            'model.base_url = "http://host/v1#top"',
+            'model.base_url is "http://host/v1#top"; expected an http or https URL',
+        ),
+        (
+            '[model]\nname = "a"\nfallback = "p"\n[providers.p]\nbase_url = "http://localhost/v1"',
+            'model.fallback is "p"; expected one of a, offline, p/MODEL',
+        ),
     ],
 )
 def test_an_error_names_the_file_the_key_the_value_and_what_would_work(home: Path, toml: str, words: str) -> None:
@@ -317,6 +330,9 @@ def test_without_a_home_a_private_directory_is_used(home: Path, monkeypatch: pyt
     loaded = load_settings({}, {"HOME": ""})
     assert loaded.paths.data_dir != own
     assert loaded.settings == Settings()
+    shutil.rmtree(own)
+    own.write_text("somebody else's file")
+    assert load_settings({}, {"HOME": ""}).paths.data_dir.is_dir()
 
 
 @given(
@@ -382,7 +398,7 @@ def test_the_keys_of_all_endpoints_are_known_even_if_unused(home: Path) -> None:
 def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
     toml = """
         [model]
-        headers = { X-Api-Key = "key-in-header", X-Title = "crow at work" }
+        headers = { X-Api-Key = "key-in-header", X-Title = "crow at work", Cookie = "a=one; b=two" }
         [providers.work]
         base_url = "http://office/v1"
         headers = { Proxy-Authorization = "Basic dXNlcjpwYXNz" }
@@ -391,10 +407,11 @@ def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
         headers = { Authorization = "Bearer ${TOKEN}", Accept = "application/json" }
         [mcp_servers.docs]
         command = "docs"
-        env = { API_TOKEN = "${TOKEN}-2", KEY_FILE = "/etc/key", ROOT = "${workspace}" }
+        env = { API_TOKEN = "${TOKEN}-2", PASSWORD = "two words", KEY_FILE = "/etc/key", ROOT = "${workspace}" }
         """
     keys = load(home, toml, TOKEN="t0").keys
-    assert (keys.values, keys.others) == (("key-in-header", "dXNlcjpwYXNz"), ("t0", "t0-2"))
+    assert keys.values == ("key-in-header", "a=one; b=two", "dXNlcjpwYXNz")
+    assert keys.others == ("t0", "t0-2", "two words")
 
 
 def test_a_credential_is_shown_without_its_value_and_its_variable_is_kept(home: Path) -> None:
@@ -428,7 +445,7 @@ def test_the_forms_of_a_credential(home: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(("lines", "words"), [
     ("from_git = true", "there is no git that crow can trust"),
     ('token_env = "UNSET"', "the environment variable UNSET is not set"),
-    ('token_env = "LINES"', "what LINES gave is not one line of plain ASCII"),
+    ('token_env = "LINES"', "the secret from LINES is not one line of plain ASCII"),
     ('token_command = ["/bin/true"]', "token_command printed nothing"),
     ('token_command = ["/nowhere"]', "there is no program /nowhere"),
 ])  # fmt: skip

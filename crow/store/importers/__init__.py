@@ -47,13 +47,16 @@ _PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode,
 """Maps each tool to the prefix of its session ids."""
 
 TOOLS = tuple(_PREFIXES)
-"""The names of the formats."""
+"""The names of the tools whose sessions can be imported, as `crow sessions import --from` takes them."""
 
 _SKIPPED_FOLDERS = frozenset({"node_modules", ".git", ".venv", "__pycache__"})
 _ENDINGS = (".jsonl", ".json", ".db", ".sqlite", ".sqlite3")
-_PEEK_BYTES = 4096
+_PEEK_BYTES = 64 * 1024
+"""The format of a JSON file is guessed from this many bytes, unless the user named the file."""
 _FIRST_LINE_BYTES = 256 * 1024
 _MOST_PEEKED = 300
+_ROLLOUTS = ("sessions", "archived_sessions")
+"""The folders in which Codex keeps the files of its sessions."""
 
 Read: TypeAlias = Callable[[NewConversation, Problems], None]
 
@@ -93,9 +96,11 @@ class SessionScan:
         """:raises ArgumentError: `path` cannot be read."""
         self._root = real_path(path)
         self._tool = tool
-        """If this is given, files of other tools are ignored."""
+        """The only tool to look for, or None to look for all tools."""
         self._stack = ExitStack()
-        self._titles: dict[str, str] | None = None
+        """Closes the copies of databases."""
+        self._titles: dict[Path, Mapping[str, str]] = {}
+        """Maps each index of Codex to the titles in it."""
         self.problems = Problems()
         self.groups: list[tuple[Source, ...]] = []
         """Each group is a session followed by its subagents. The oldest group is first."""
@@ -185,25 +190,30 @@ class SessionScan:
             if is_other and (is_named or self._tool is not None):  # a directory can contain unrelated JSON files
                 problems.skip_file(path, "it has no messages")
 
-        if self._wants(openai_json.NAME) and b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{":
+        can_fit = b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{"
+        if self._wants(openai_json.NAME) and (can_fit or is_named):
             yield _source(openai_json.NAME, path, "", None, read)
 
     def _in_database(self, path: Path) -> Iterator[Source]:
-        database = self._stack.enter_context(opened_copy(path))
-        tables = database.tables()
-        if self._wants(opencode.NAME) and opencode.is_database(tables):
-            for one in opencode.sessions_in_database(database):
-                messages = partial(opencode.messages_in_database, database, one)
-                yield _opencode_source(one, f"{path}, session {one.name}", messages, one.updated_ms or 0)
-        elif self._wants(goose.NAME) and goose.is_database(tables):
-            for session in goose.sessions_in_database(database):
-                yield Source(
-                    tool=goose.NAME,
-                    place=f"{path}, session {session.name}",
-                    session_id=session.session_id,
-                    updated_ms=session.updated_ms or 0,
-                    read=partial(goose.read_database, database, session),
-                )
+        with ExitStack() as stack:
+            database = stack.enter_context(opened_copy(path))
+            tables = database.tables()
+            if self._wants(opencode.NAME) and opencode.is_database(tables):
+                for one in opencode.sessions_in_database(database):
+                    messages = partial(opencode.messages_in_database, database, one)
+                    yield _opencode_source(one, f"{path}, session {one.name}", messages, one.updated_ms or 0)
+            elif self._wants(goose.NAME) and goose.is_database(tables):
+                for session in goose.sessions_in_database(database):
+                    yield Source(
+                        tool=goose.NAME,
+                        place=f"{path}, session {session.name}",
+                        session_id=session.session_id,
+                        updated_ms=session.updated_ms or 0,
+                        read=partial(goose.read_database, database, session),
+                    )
+            else:
+                return  # delete the copy now: a directory can have many large databases of other programs
+            self._stack.enter_context(stack.pop_all())
 
     def _in_storage(self, storage: Path) -> Iterator[Source]:
         for one, path in opencode.sessions_in_files(storage, self.problems):
@@ -211,9 +221,12 @@ class SessionScan:
             yield _opencode_source(one, str(path), messages, one.updated_ms or modified_ms(path))
 
     def _codex_titles(self, path: Path) -> Mapping[str, str]:
-        if self._titles is None:
-            self._titles = codex.titles_near(path, Problems())
-        return self._titles
+        index = codex.index_near(path)
+        if index is None:
+            return {}
+        if index not in self._titles:
+            self._titles[index] = codex.titles_in(index)
+        return self._titles[index]
 
     def _wants(self, tool: str) -> bool:
         return self._tool is None or self._tool == tool
@@ -229,6 +242,7 @@ class Batch:
         """The directory of sessions that have none of their own."""
         self._writer = ExportWriter(file)
         self._ids: set[str] = set()
+        """The ids of the sessions in the export."""
         self.tools: dict[str, str] = {}
         """Maps the ids of translated sessions to their tools."""
         self.empty = 0
@@ -304,20 +318,24 @@ def importable(known: Collection[str] = ()) -> list[Importable]:
 
 
 def importable_at(paths: Sequence[str], known: Collection[str] = ()) -> list[Importable]:
-    """Return the same as `importable`, but only for sessions in one directory, which has these `paths`. `known` are the
-    ids of crow's sessions in this directory. Of each tool's files, only the newest `_MOST_PEEKED` are looked at."""
+    """Return the tools that have sessions of one working directory, each with the number of these sessions.
+
+    `paths` are the spellings of the working directory, for example with and without symbolic links. `known` are the
+    ids of crow's sessions in this directory. A tool is left out if at least one of its sessions is in `known`. To be
+    quick, this function reads only the newest `_MOST_PEEKED` files of a tool.
+    """
     prefixes = {name.partition("-")[0] for name in known}
     found = []
     for place in _places():
         count: Callable[[], int] | None = None
         match place.tool:
             case _ if _PREFIXES[place.tool] in prefixes:
-                pass
+                continue
             case claude_code.NAME:
                 names = {re.sub(r"[^A-Za-z0-9]", "-", path) for path in paths}
                 count = partial(_files_below, [place.path / name for name in names], "*.jsonl", besides="agent-")
             case codex.NAME:
-                count = partial(_files_at, place.path, [f"{each}/**/rollout-*.jsonl" for each in _ROLLOUTS], paths)
+                count = partial(_files_at, place.path, [f"{folder}/**/rollout-*.jsonl" for folder in _ROLLOUTS], paths)
             case pi.NAME:
                 count = partial(_files_at, place.path, ["*/*.jsonl"], paths)
             case opencode.NAME:
@@ -335,12 +353,14 @@ def _files_below(folders: Sequence[Path], pattern: str, *, besides: str) -> int:
 
 
 def _files_at(root: Path, patterns: Sequence[str], paths: Sequence[str]) -> int:
-    """Count the files that belong to a directory. Their first lines say where they were written."""
+    """Count the files below `root` whose sessions ran in one of the directories `paths`. The first line of a file has
+    its session's directory."""
     files = sorted((file for pattern in patterns for file in root.glob(pattern)), key=modified_ms, reverse=True)
     return sum(_directory_of(file) in paths for file in files[:_MOST_PEEKED])
 
 
 def _directory_of(file: Path) -> str:
+    """Return the directory of a session of Codex or pi, or an empty string if its file does not say."""
     try:
         with open_regular(file) as opened:
             line = parse_object(opened.readline(_FIRST_LINE_BYTES))
@@ -352,6 +372,7 @@ def _directory_of(file: Path) -> str:
 
 
 def _places() -> Iterator[Importable]:
+    """Yield each tool whose usual directory exists, with the number of its sessions."""
     try:
         home = Path.home()
     except RuntimeError:
@@ -363,7 +384,7 @@ def _places() -> Iterator[Importable]:
     opencode_home, goose_home = data / "opencode", data / "goose/sessions"
     places: Sequence[tuple[str, Path, Callable[[], int]]] = (
         (claude_code.NAME, claude, lambda: _files(claude, "*/*.jsonl", besides="agent-")),
-        (codex.NAME, codex_home, lambda: sum(_files(codex_home, f"{each}/**/rollout-*.jsonl") for each in _ROLLOUTS)),
+        (codex.NAME, codex_home, lambda: sum(_files(codex_home, f"{one}/**/rollout-*.jsonl") for one in _ROLLOUTS)),
         (pi.NAME, pi_home, lambda: _files(pi_home, "*/*.jsonl")),
         (
             opencode.NAME,
@@ -385,10 +406,8 @@ def _places() -> Iterator[Importable]:
                 yield Importable(tool=tool, path=path, sessions=count())
 
 
-_ROLLOUTS = ("sessions", "archived_sessions")
-
-
 def _files(directory: Path, pattern: str, *, besides: str = "\0") -> int:
+    """Count the files that match a glob, except those whose names begin with `besides`."""
     return sum(not path.name.startswith(besides) for path in directory.glob(pattern))
 
 

@@ -36,8 +36,8 @@ one answer together. Crow's own results have the same limit."""
 
 _TITLE_CHARS = 80
 _SPOOL_BYTES = 4 * 1024 * 1024
+"""A conversation stays in memory up to this size."""
 _MAX_PIN_CHARS = 20_000
-
 
 _Stop: TypeAlias = StopReason | Literal["interrupted", "error"]
 _DONE: tuple[_Stop, str] = ("end_turn", "")
@@ -84,14 +84,20 @@ class ConversationBuilder:
         """Maps each turn to its newest entry."""
         self._newest_turn = 0
         self._step: _Step | None = None
+        """The current answer, or None if no answer has begun since the last entry."""
         self._last_key: str | None = None
+        """The key of the answer that began last."""
         self._stop = _DONE
+        """The reason why the current turn ends, and details for the user."""
         self._usage: tuple[Usage, float | None] | None = None
+        """The usage and cost that the next answer gets."""
         self._calls: dict[str, tuple[CallRef, ToolCall, Announcement]] = {}
+        """Maps the id of each call that was written without a result to the call."""
         self._prompts: dict[bytes, int] = {}
         """Maps the hash of a prompt to its entry."""
         self._moves: list[MoveRecord] = []
         self._blobs: set[str] = set()
+        """The hashes of the blobs in the temporary file."""
         self._spool: Any = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115  closed by close()
 
     def close(self) -> None:
@@ -232,7 +238,7 @@ class ConversationBuilder:
         return True
 
     def end_step(self) -> int | None:
-        """If there is a current answer, write it and its results. Return the leaf."""
+        """Write the current answer, if there is one, and its results. Return the leaf."""
         step, self._step = self._step, None
         if step is None or step.is_empty:
             if step is not None and step.usage is not None:

@@ -15,7 +15,9 @@ from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import image_of, linked_part, stable_id
 
 TOOL = "claude"
+"""The beginning of the ids of imported sessions."""
 NAME = "claude-code"
+"""The name for users."""
 
 _TYPES = frozenset(
     [
@@ -36,10 +38,15 @@ _TYPES = frozenset(
         "pr-link",
     ]
 )
+"""The types of the lines that Claude Code writes."""
 _TAG = re.compile(
     r"\s*<(command-name|command-message|local-command-stdout|local-command-stderr|bash-input|bash-stdout)>"
 )
+"""Matches the beginning of a line that stands for a command of the user or its output."""
+_CAVEATS = ("Caveat:", "<local-command-caveat>")
+"""The beginnings of the messages that tell the model not to answer the commands below them."""
 _INJECTED = ("<task-notification>", "<system-reminder>", "<teammate-message")
+"""The beginnings of messages that Claude Code sends as the user's, but the user did not write."""
 _FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refusal"}
 
 
@@ -91,10 +98,15 @@ class _Thread:
         self._path = path
         self._problems = problems
         self._turns: dict[str, int] = {}
+        """Maps the id (`uuid`) of each line to its turn."""
         self._command = ""
+        """The user's newest command while its output may still follow, otherwise empty."""
         self._boundary: Mapping[str, Any] = {}
+        """The metadata of a compaction whose summary is still to come."""
         self._summaries: list[tuple[str, str]] = []
+        """Titles, each with the id of the line for which it was made."""
         self._has_cwd = False
+        """Whether the session's directory is known."""
 
     def add(self, number: int, line: Mapping[str, Any]) -> None:
         """Add a line of the file."""
@@ -158,10 +170,12 @@ class _Thread:
         elif results:
             self._to.remind(words)
         elif line.get("isMeta") is True:
-            if self._command and not words.lstrip().startswith(("Caveat:", "<local-command-caveat>")):
+            if words.lstrip().startswith(_CAVEATS):
+                pass
+            elif self._command:
                 command, self._command = self._command, ""
-                self._to.user((Text(text=command), *parts))  # `parts` holds the text of a custom command
-            elif not words.lstrip().startswith(("Caveat:", "<local-command-caveat>")):
+                self._to.user((Text(text=command), *parts))  # `parts` is the text of a custom command
+            else:
                 self._to.remind(words)
         elif words.startswith(_INJECTED):
             self._to.remind(words)
@@ -171,7 +185,7 @@ class _Thread:
             self._to.user(parts)
 
     def _branch(self, line: Mapping[str, Any]) -> None:
-        """Go to the point in the conversation that the prompt in `line` follows."""
+        """Go to the end of the turn that the prompt in `line` follows."""
         self._to.end_step()
         parent = line.get("parentUuid", line.get("logicalParentUuid"))
         if parent is None and "parentUuid" in line:

@@ -57,8 +57,8 @@ _INJECTED = (
 """The beginnings of messages that Codex sends as the user's, but the user did not write."""
 _REMOTE_SUMMARY = "[Codex compacted the conversation here. It stored the summary encrypted.]"
 """Stands for the summary."""
-_INDEX_DEPTH = 6
-"""The index is looked for in this many directories, from the file's own upwards."""
+_INDEX_DEPTH = 5
+"""Crow looks for the index in this many directories, beginning with the directory of the session's file."""
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
@@ -79,14 +79,15 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
     return stable_id(TOOL, name), stable_id(TOOL, parent) if parent and parent != name else None
 
 
-def titles_near(path: Path, problems: Problems) -> dict[str, str]:
-    """Map the ids of sessions to their titles. The titles come from the index in the Codex directory that contains
-    `path`. Without an index, return an empty mapping."""
-    for directory in [path, *path.parents][:_INDEX_DEPTH]:
-        if (directory / INDEX).is_file():
-            lines = read_lines(directory / INDEX, problems)
-            return {stable_id(TOOL, text(line.get("id"))): text(line.get("thread_name")) for _, line in lines}
-    return {}
+def index_near(path: Path) -> Path | None:
+    """Return the index of the Codex directory that contains the file `path`, or None if there is no index."""
+    return next((file for folder in [*path.parents][:_INDEX_DEPTH] if (file := folder / INDEX).is_file()), None)
+
+
+def titles_in(index: Path) -> dict[str, str]:
+    """Map the ids of sessions to their titles in an index. Damaged lines are ignored."""
+    lines = read_lines(index, Problems())
+    return {stable_id(TOOL, text(line.get("id"))): text(line.get("thread_name")) for _, line in lines}
 
 
 def read(

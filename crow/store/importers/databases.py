@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
+from crow.store.importers.files import Damaged, open_regular, readable
 
 _FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 """The exceptions that SQLite's functions raise. Invalid names or sizes in a damaged file cause the last two."""
@@ -19,10 +20,13 @@ MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
 
 _MOST_COPIED_BYTES = 64 * 1024 * 1024
+"""`count_rows` copies no larger database if it can count some rows without a copy."""
 _ATTEMPTS = 3
+"""A copy is tried this many times if the database changes meanwhile."""
 _FETCH = 20
 _MAX_VALUE = 64 * 1024 * 1024
 _SUFFIXES = ("", "-wal")
+"""The endings of the files of a database: the file itself, and its write-ahead log."""
 
 
 class ForeignDatabase:
@@ -93,16 +97,21 @@ def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
             for _ in range(_ATTEMPTS):
                 before = _versions(path)
                 for suffix in _SUFFIXES:
-                    with suppress(FileNotFoundError):
-                        shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+                    # The log of a hostile database could be a link to an endless device.
+                    with (
+                        suppress(FileNotFoundError),
+                        open_regular(Path(f"{path}{suffix}")) as source,
+                        open(f"{copy}{suffix}", "wb") as target,
+                    ):
+                        shutil.copyfileobj(source, target)
                 if _versions(path) == before:
                     break
                 for suffix in _SUFFIXES:
                     Path(f"{copy}{suffix}").unlink(missing_ok=True)
             else:
                 raise ArgumentError(f"{path} is being written to. Quit the program that uses it, then try again.")
-        except OSError as error:
-            raise ArgumentError(f"{path} cannot be copied: {error.strerror}.") from error
+        except (OSError, Damaged) as error:
+            raise ArgumentError(f"{path} cannot be copied with its write-ahead log: {readable(error)}.") from error
         with closing(_connect(copy, path)) as connection:
             yield ForeignDatabase(path, connection)
 
@@ -112,7 +121,7 @@ def count_rows(path: Path, table: str, column: str = "", values: Sequence[str] =
     `table` and `column` become part of the SQL, so they must be constants.
 
     A database with a write-ahead log is copied, because the log may have most of the rows. If the database is large
-    and has rows of its own, only those are counted.
+    and some of the rows are in its file, only those in the file are counted.
     """
     where = f' WHERE "{column}" IN ({", ".join("?" * len(values))})' if column else ""
     sql = f'SELECT count(*) AS number FROM "{table}"{where}'  # noqa: S608  constants
@@ -132,6 +141,7 @@ def count_rows(path: Path, table: str, column: str = "", values: Sequence[str] =
 
 
 def _count_in_file(path: Path, sql: str, values: Sequence[str]) -> int:
+    """Run a query that counts rows, without the write-ahead log. Return 0 if this fails."""
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (number,) = connection.execute(sql, values).fetchone()
@@ -155,6 +165,7 @@ def _connect(copy: Path, path: Path) -> sqlite3.Connection:
 
 
 def _versions(path: Path) -> list[tuple[int, int] | None]:
+    """Return size and time of change of each of a database's files, or None for a file that does not exist."""
     found: list[tuple[int, int] | None] = []
     for suffix in _SUFFIXES:
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +25,8 @@ _MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
 """Longer JSON files are skipped."""
 
 _PEEK_LINES = 40
-_PEEK_BYTES = 4 * 1024 * 1024
 _NAMED = 20
+"""The number of problems that are described. The others are only counted."""
 _PIECE_BYTES = 1024 * 1024
 _SECONDS_BELOW = 100_000_000_000
 """A time below this number is in seconds. (In milliseconds, the time would be before 1974.) Other times are in
@@ -40,8 +42,9 @@ class Problem:
 
     path: str
     line: int | None
-    """The number of the line, from 1, or None if the problem concerns the whole file."""
+    """The number of the line, from 1, or None if `path` says everything."""
     words: str
+    """The reason."""
 
     def __str__(self) -> str:
         place = self.path if self.line is None else f"{self.path}, line {self.line}"
@@ -59,8 +62,9 @@ class Problems:
     named: list[Problem] = field(default_factory=list)
     """The first 20 problems."""
 
-    def skip_line(self, path: Path | str, line: int, words: str) -> None:
-        """Report a line (or another part of a file) that is skipped."""
+    def skip_line(self, path: Path | str, line: int | None, words: str) -> None:
+        """Report a line, or another part of a file such as a message, that is skipped. If `path` already names the
+        part, `line` is None."""
         self.lines += 1
         self._name(Problem(str(path), line, words))
 
@@ -121,22 +125,22 @@ def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[st
 
 
 def first_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the first 40 lines, so that the format can be recognised. Lines without a JSON object
-    are left out.
+    """Return the JSON objects in the first 40 lines, up to `MAX_LINE_BYTES` in total, so that the format can be
+    recognised. Lines without a JSON object are left out.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
     """
     found = []
+    left = MAX_LINE_BYTES
     with open_regular(path) as file:
         for _ in range(_PEEK_LINES):
-            line = file.readline(_PEEK_BYTES)
+            line = file.readline(left)
+            left -= len(line)
             if not line:
                 break
-            try:
+            with suppress(Damaged):
                 found.append(parse_object(line))
-            except Damaged:
-                continue
     return found
 
 
@@ -154,18 +158,24 @@ def read_document(path: Path) -> Any:
 
 
 def parse(data: bytes | str) -> Any:
-    """Return a JSON value. Bytes that are not UTF-8 become U+FFFD. NaN and infinities become null.
+    """Return a JSON value. Bytes that are not UTF-8 become U+FFFD. NaN, infinities and numbers too large for a float
+    become null.
 
     :raises Damaged: the data are not JSON, or are nested too deeply.
     """
     if isinstance(data, bytes):
         data = data.decode("utf-8-sig", "replace")
     try:
-        return json.loads(data, parse_constant=lambda _: None)
+        return json.loads(data, parse_constant=lambda _: None, parse_float=_finite)
     except RecursionError:
         raise Damaged("its JSON is nested too deeply") from None
     except ValueError as error:
         raise Damaged(f"it is not JSON: {error}") from None
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
 def parse_object(data: bytes | str) -> Mapping[str, Any]:

@@ -25,7 +25,9 @@ from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import image_of, stable_id
 
 TOOL = "goose"
+"""The beginning of the ids of imported sessions."""
 NAME = "goose"
+"""The name for users."""
 DATABASE = "sessions.db"
 
 
@@ -127,7 +129,7 @@ def _read(to: ConversationBuilder, messages: Iterable[tuple[str, Mapping[str, An
         try:
             reader.add(place, message)
         except RecursionError:
-            problems.skip_file(place, "its JSON is nested too deeply")
+            problems.skip_line(place, None, "its JSON is nested too deeply")
 
 
 class _GooseReader:
@@ -138,7 +140,9 @@ class _GooseReader:
         self._to = conversation
         self._problems = problems
         self._has_hidden = False
+        """Whether some message so far is hidden from the model."""
         self._is_after_summary = False
+        """Whether only remarks of goose about a summary have followed the summary."""
 
     def add(self, place: str, message: Mapping[str, Any]) -> None:
         """Add a message."""
@@ -153,7 +157,7 @@ class _GooseReader:
             self._to.checkpoint(words)
             self._is_after_summary = True
         elif not for_user and (after_summary or not for_model):
-            self._is_after_summary = after_summary  # a remark of goose about the summary
+            self._is_after_summary = after_summary  # leave out the message: goose made it for the model only
         elif message.get("role") == "assistant":
             self._add_answer(content)
         else:
@@ -183,7 +187,7 @@ class _GooseReader:
             if part.get("type") == "toolResponse":
                 output, images, is_error = _output(as_object(part.get("toolResult")))
                 if not self._to.result(text(part.get("id")), output, images=images, is_error=is_error):
-                    self._problems.skip_line(place, 1, "a tool result without its call")
+                    self._problems.skip_line(place, None, "a tool result without its call")
         parts = _parts(content)
         if for_user:
             self._to.user(parts)
@@ -200,7 +204,7 @@ def _messages_of(
             value = parse(content if isinstance(content := row["content_json"], str | bytes) else "")
             seen = parse_object(row["metadata_json"]) if text(row.get("metadata_json")) else {}
         except Damaged as error:
-            problems.skip_file(place, str(error))
+            problems.skip_line(place, None, str(error))
             continue
         yield (
             place,

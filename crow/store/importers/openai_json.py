@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import linked_part, stable_id
 
 TOOL = "openai"
+"""The beginning of the ids of imported sessions."""
 NAME = "openai-json"
+"""The name for users."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -49,17 +51,20 @@ def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
         value = [{"messages": value}]
     elif isinstance(value, dict):
         value = [value]
-    conversations = [one for one in items(value) if isinstance(one, dict) and _is_conversation(one)]
-    for one in conversations:
-        _read(one, path, new, problems)
-    return bool(conversations)
+    found = False
+    for number, one in enumerate(items(value), 1):
+        if isinstance(one, dict) and _is_conversation(one):
+            place = f"{path}, conversation {number}" if len(value) > 1 else str(path)
+            _read(one, path, place, new, problems)
+            found = True
+    return found
 
 
 def read_jsonl(path: Path, new: NewConversation, problems: Problems) -> None:
     """Import a JSONL file. Each line is an object with the member `messages`."""
     for number, line in read_lines(path, problems):
         if _is_conversation(line):
-            _read(line, path, new, problems)
+            _read(line, path, f"{path}, line {number}", new, problems)
         else:
             problems.skip_line(path, number, "it has no messages")
 
@@ -75,12 +80,13 @@ def _is_message_list(value: Any) -> bool:
     )
 
 
-def _read(value: Mapping[str, Any], path: Path, new: NewConversation, problems: Problems) -> None:
+def _read(value: Mapping[str, Any], path: Path, place: str, new: NewConversation, problems: Problems) -> None:
+    """Import a conversation. `place` tells the user where in the file the conversation is."""
     messages = value["messages"]
     try:
         name = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:24]
     except RecursionError:
-        problems.skip_file(path, "its JSON is nested too deeply")
+        problems.skip_line(place, None, "its JSON is nested too deeply")
         return
     to = new(stable_id(TOOL, name))
     to.set_title(value.get("title"))
@@ -91,24 +97,21 @@ def _read(value: Mapping[str, Any], path: Path, new: NewConversation, problems: 
         for keys in (("created_at", "created"), ("updated_at", "updated"))
     )
     to.at(created or updated or modified_ms(path) or None)
-    for number, message in _numbered(messages, path, problems):
-        to.at(time_ms(message.get("created_at", message.get("timestamp"))))
+    for number, message in enumerate(messages, 1):
         try:
-            _add(to, message, number, path, problems)
+            problem = _add(to, message)
         except RecursionError:
-            problems.skip_line(path, number, "a message that is nested too deeply")
+            problem = "its JSON is nested too deeply"
+        if problem:
+            problems.skip_line(f"{place}, message {number}", None, problem)
     to.at(updated)
 
 
-def _numbered(messages: Any, path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, message in enumerate(items(messages), 1):
-        if isinstance(message, dict) and text(message.get("role")) in _ROLES:
-            yield number, message
-        else:
-            problems.skip_line(path, number, "a message without a known role")
-
-
-def _add(to: ConversationBuilder, message: Mapping[str, Any], number: int, path: Path, problems: Problems) -> None:
+def _add(to: ConversationBuilder, message: Any) -> str:
+    """Add a message. Return why it cannot be added, or an empty string."""
+    if not isinstance(message, dict) or text(message.get("role")) not in _ROLES:
+        return "a message without a known role"
+    to.at(time_ms(message.get("created_at", message.get("timestamp"))))
     parts = _parts(message.get("content"))
     words = "\n".join(part.text for part in parts if isinstance(part, Text))
     match message["role"]:
@@ -130,7 +133,8 @@ def _add(to: ConversationBuilder, message: Mapping[str, Any], number: int, path:
             call_id = text(message.get("tool_call_id")) or text(message.get("name"))
             images = [part for part in parts if isinstance(part, Image)]
             if not to.result(call_id, words, images=images):
-                problems.skip_line(path, number, "a tool result without its call")
+                return "a tool result without its call"
+    return ""
 
 
 def _parts(content: Any) -> list[Part]:

@@ -27,7 +27,9 @@ from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import linked_part, stable_id
 
 TOOL = "opencode"
+"""The beginning of the ids of imported sessions."""
 NAME = "opencode"
+"""The name for users."""
 DATABASE = "opencode.db"
 
 _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "refusal"}
@@ -145,7 +147,7 @@ def messages_in_database(database: ForeignDatabase, session: OpencodeSession, pr
             try:
                 yield {**parse_object(data if isinstance(data, str | bytes) else ""), "id": text(row["id"])}
             except Damaged as error:
-                problems.skip_file(f"{database.path}, {table} {text(row['id'])}", str(error))
+                problems.skip_line(f"{database.path}, {table} {text(row['id'])}", None, str(error))
 
     for message in documents("message", "session_id", session.name, "time_created, id"):
         yield message, list(documents("part", "message_id", message["id"], "id"))
@@ -171,19 +173,26 @@ def read(
         try:
             reader.add(message, parts)
         except RecursionError:
-            problems.skip_file(f"{place}, message {message['id']}", "its JSON is nested too deeply")
+            problems.skip_line(f"{place}, message {message['id']}", None, "its JSON is nested too deeply")
     if is_undone:
         to.go(undone)
     to.at(session.updated_ms)
 
 
 class _OpencodeReader:
+    """Adds messages of opencode to a conversation. opencode stores a compaction as two messages: one of the user with a
+    part `compaction`, and an answer that is the summary."""
+
     def __init__(self, conversation: ConversationBuilder) -> None:
         self._to = conversation
         self._first: dict[str, int] = {}
-        self._tail = ""
+        """Maps the id of a message to its first entry. It lacks the messages that became no entry."""
         self._is_compacting = False
+        """Whether the summary of a compaction is still to come. The next two values describe that compaction."""
+        self._tail = ""
+        """The id of the first message that the compaction keeps, or empty if it keeps none."""
         self._is_automatic = True
+        """Whether opencode, not the user, started the compaction."""
 
     def add(self, message: Mapping[str, Any], parts: list[Mapping[str, Any]]) -> None:
         """Add a message."""
@@ -218,10 +227,11 @@ class _OpencodeReader:
         model = as_object(message.get("model"))
         self._to.set_model(model.get("modelID"))
         number = self._to.user([part for part in shown if part is not None])
+        for words in filter(str.strip, added):
+            self._to.remind(words)
+            number = number or self._to.leaf
         if number is not None:
             self._first[message["id"]] = number
-        for words in added:
-            self._to.remind(words)
 
     def _add_answer(self, message: Mapping[str, Any], parts: list[Mapping[str, Any]]) -> None:
         to = self._to

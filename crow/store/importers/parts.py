@@ -18,7 +18,7 @@ from crow.domain.rendering import in_title
 from crow.domain.text import first_line as first_line_of
 from crow.domain.text import on_one_line, shorten
 from crow.store.codec import mend
-from crow.store.importers.files import Damaged, parse
+from crow.store.importers.files import Damaged, objects, parse
 
 _ID_CHARS = 64
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -121,7 +121,9 @@ _KINDS: Mapping[CallKind, frozenset[str]] = {
 }
 _KIND_OF: Mapping[str, CallKind] = {word: kind for kind, words in _KINDS.items() for word in words}
 _PATHS = ("file_path", "filePath", "path", "notebook_path", "filename")
+"""The arguments that name a call's file, best first."""
 _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt")
+"""The arguments that describe a call without a file, best first."""
 
 
 def announce(name: str, arguments: Any, cwd: str) -> Announcement:
@@ -151,9 +153,9 @@ def announce(name: str, arguments: Any, cwd: str) -> Announcement:
 
 
 def _diffs(values: Mapping[str, Any], path: str) -> tuple[Diff, ...]:
-    edits = [values, *(edit for edit in values.get("edits") or () if isinstance(edit, dict))]
+    """Return the changes of a file that the arguments of an edit describe, as the tools of several agents name them."""
     found = []
-    for edit in edits if isinstance(values.get("edits") or [], list) else [values]:
+    for edit in (values, *objects(values.get("edits"))):
         for old_key, new_key in (("old_string", "new_string"), ("oldString", "newString"), ("oldText", "newText")):
             old, new = edit.get(old_key), edit.get(new_key)
             if isinstance(old, str) and isinstance(new, str):

@@ -13,7 +13,9 @@ from crow.store.importers.files import obj as as_object
 from crow.store.importers.parts import image_of, stable_id
 
 TOOL = "pi"
+"""The beginning of the ids of imported sessions."""
 NAME = "pi"
+"""The name for users."""
 
 _FINISH: Mapping[str, FinishReason] = {"length": "length", "aborted": "interrupted"}
 _BRANCH_SUMMARY = "[A summary of a branch that the user left before this point.]\n\n"
@@ -46,9 +48,17 @@ class _Tree:
         self._path = path
         self._problems = problems
         self._version: int | None = None
+        """The version of the format, or None before the line of the session."""
         self._lines = 0
+        """The number of lines so far."""
         self._first: dict[str, int] = {}
+        """Maps the id of an entry of pi to its first entry in crow. It lacks the entries that became none."""
         self._last: dict[str, int | None] = {}
+        """Maps the id of an entry of pi to the leaf after it, or to None if the conversation was still empty."""
+        self._parents: dict[str, str] = {}
+        """Maps the id of an entry of pi to the id of its parent."""
+        self._newest = ""
+        """The id of the line before this one."""
 
     def add(self, number: int, line: Mapping[str, Any]) -> None:
         """Add a line. In version 1 of the format, entries have no ids and do not form a tree."""
@@ -66,19 +76,22 @@ class _Tree:
             to.go(self._last[parent])
         elif "parentId" in line and line["parentId"] is None:
             to.go(None)
-        elif "parentId" in line:
-            self._problems.skip_line(self._path, number, "the entry before it is missing, so it was put at the end")
+        else:
+            parent = self._newest
+            if "parentId" in line:
+                self._problems.skip_line(self._path, number, "the entry before it is missing, so it was put at the end")
+        self._parents[name], self._newest = parent, name
         to.at(time_ms(line.get("timestamp")))
         before = to.leaf
-        first = self._add(number, line)
+        first = self._add(number, name, line)
         to.end_step()
         if to.leaf is not None and to.leaf != before:
             self._first[name] = first or to.leaf
         self._last[name] = to.leaf
 
-    def _add(self, number: int, line: Mapping[str, Any]) -> int | None:
-        """Add the entries of a line. If the line is a prompt, return the number of the prompt's entry, otherwise
-        None."""
+    def _add(self, number: int, name: str, line: Mapping[str, Any]) -> int | None:
+        """Add the entries of a line. `name` is its id. If the line is a prompt, return the number of the prompt's
+        entry, otherwise None."""
         to = self._to
         match line.get("type"):
             case "message":
@@ -88,7 +101,7 @@ class _Tree:
                 kept = text(line.get("firstKeptEntryId")) or f"#{line.get('firstKeptEntryIndex')}"
                 to.checkpoint(
                     text(line.get("summary")),
-                    first_kept=self._first.get(kept),
+                    first_kept=self._first_from(kept, name),
                     tokens_before=count(line.get("tokensBefore")),
                     files_read=[path for path in items(details.get("readFiles")) if isinstance(path, str)],
                     files_modified=[path for path in items(details.get("modifiedFiles")) if isinstance(path, str)],
@@ -106,6 +119,18 @@ class _Tree:
                 label = text(line.get("label"))
                 if label and to.leaf is not None and self._last.get(text(line.get("targetId"))) == to.leaf:
                     to.label(label)
+        return None
+
+    def _first_from(self, start: str, end: str) -> int | None:
+        """Return the first entry in crow of the path from `start` to `end`, or None if `start` is not above `end`.
+        `start` itself may have become no entry, such as a change of the model."""
+        found, name, seen = None, end, set[str]()
+        while name not in seen and name in self._parents:
+            seen.add(name)
+            found = self._first.get(name, found)
+            if name == start:
+                return found
+            name = self._parents[name]
         return None
 
     def _add_message(self, number: int, message: Mapping[str, Any]) -> int | None:
