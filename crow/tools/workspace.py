@@ -37,7 +37,17 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.disk import all_names, as_on_disk, file_id, file_stat, names_in, read_file, replace_file, shared_inode
+from crow.tools.disk import (
+    all_names,
+    as_on_disk,
+    file_id,
+    file_stat,
+    names_in,
+    read_file,
+    remove_file,
+    replace_file,
+    shared_inode,
+)
 from crow.tools.layers import Layer, LookRules
 from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
@@ -197,7 +207,7 @@ class DiskWorkspace:
         if self._is_out_of_bounds(path):
             raise PermissionError(errno.EACCES, "tools may not change anything outside the workspace", str(path))
         if content is None:
-            path.unlink()
+            remove_file(path)
         else:
             replace_file(path, content, mode)
         if self._confiner is not None and self._protected.covers(path):

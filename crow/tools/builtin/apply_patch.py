@@ -24,7 +24,6 @@ from crow.domain.text import plural
 from crow.tools import Outcome, PlannedCall, Touched, Workspace
 from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
 from crow.tools.builtin.files import (
-    THREAD_BYTES,
     WHOLE_BYTES,
     Change,
     Write,
@@ -265,9 +264,14 @@ async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hun
     before = await read_text_file(context.workspace, target.path)
     if before is not None and context.seen_files.has_changed(target.path, before.text):
         raise ArgumentError(changed_fault(context.seen_files, target, before))
-    if hunks and (before is None or apply_hunks(before.text, hunks, name=target.name).text.strip()):
+    if hunks and (before is None or (await _patched(before.text, hunks, target.name)).text.strip()):
         raise ArgumentError(f"the patch deletes {target.name}, but the file has lines that the patch does not remove")
     return Change(before=before, after=None, done=f"Deleted {target.name}.")
+
+
+async def _patched(text: str, hunks: Sequence[Hunk], name: str) -> Patched:
+    """Call `apply_hunks` in a thread: if a hunk does not match exactly, looking for it takes up to some seconds."""
+    return await anyio.to_thread.run_sync(lambda: apply_hunks(text, hunks, name=name), abandon_on_cancel=True)
 
 
 async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
@@ -284,10 +288,7 @@ async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk])
     stub = placeholder_in(added, body)
     if stub is not None:
         raise ArgumentError(f"`{stub}` for {name} stands for code that would be lost; write it out")
-    if len(body) > THREAD_BYTES:
-        patched = await anyio.to_thread.run_sync(lambda: apply_hunks(body, hunks, name=name))
-    else:
-        patched = apply_hunks(body, hunks, name=name)
+    patched = await _patched(body, hunks, name)
     if patched.text == body:
         raise ArgumentError(f"the patch changes nothing in {name}")
     check_mask("the patch", patched.text, body)

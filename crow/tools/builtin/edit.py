@@ -19,7 +19,6 @@ from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.files import (
     A_FILE,
     PATH,
-    THREAD_BYTES,
     WHOLE_BYTES,
     Change,
     apply_change,
@@ -98,10 +97,8 @@ async def _prepare_edit(context: ToolContext, target: PathTarget, args: Argument
     if stub is not None:
         raise ArgumentError(f"`{stub}` in new_text stands for code that would be lost; write out the whole new_text")
     try:
-        if len(body) > THREAD_BYTES:
-            edit = await anyio.to_thread.run_sync(_replaced, body, args, name)
-        else:
-            edit = _replaced(body, args, name)
+        # If old_text does not match exactly, looking for it takes up to some seconds.
+        edit = await anyio.to_thread.run_sync(_replaced, body, args, name, abandon_on_cancel=True)
     except ArgumentError as error:
         if context.seen_files.has_changed(target.path, file.text):
             raise ArgumentError(f"{error}\nOthers have changed {name} since you read it.") from None

@@ -34,6 +34,7 @@ from crow.tools.builtin.tool import (
     ToolContext,
     ToolInvocation,
     argument,
+    describe_error,
     display_name,
     tool_spec,
 )
@@ -112,7 +113,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         return await _read_image(workspace, target, stat, media)
     if stat.head.startswith(PDF_START):
         return await _read_pdf(workspace, target, stat)
-    text, note = None, ""
+    text, note, may_have_strays = None, "", True
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, _SNIFFED_CHARS)).decode("utf-8", "replace")
         is_binary = "\0" in start or start.count("�") * 10 > len(start)
@@ -120,7 +121,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         file = await read_text_file(workspace, target.path)
         is_binary = file is None
         if file is not None:
-            text = file.shown
+            text, may_have_strays = file.shown, file.shown != file.text
             invocation.context.seen_files.note(target.path, file.text)
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
@@ -137,7 +138,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             at += len(piece)
             if not await anyio.to_thread.run_sync(window.feed, piece):
                 break
-    return Outcome(text=_format_window(window, target.name, size) + note)
+    return Outcome(text=_format_window(window, target.name, size, may_have_strays=may_have_strays) + note)
 
 
 async def _read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
@@ -161,10 +162,11 @@ async def _read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) ->
     return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
-def _format_window(window: LineWindow, name: str, size: str) -> str:
+def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays: bool) -> str:
     """Return the lines of the window as the file has them. If this is not the whole file, a line in front says which
     lines they are. If the file has more lines than fit, a line at the end says how to continue. `size` is the number of
-    lines in the file, or a text that says how large the file is.
+    lines in the file, or a text that says how large the file is. `may_have_strays` is False if the file is known to
+    have no bytes that cannot be decoded.
 
     :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
     """
@@ -182,7 +184,7 @@ def _format_window(window: LineWindow, name: str, size: str) -> str:
         rows.append(text)
     last = window.first + len(rows) - 1
     is_cut = len(rows) < len(window.rows) or (window.has_more and not window.is_limit_asked)
-    has_undecodable = any("�" in row for row in rows)
+    has_undecodable = may_have_strays and any("�" in row for row in rows)
     if window.first > 1 or window.has_more or is_cut or not any(rows):
         rows.insert(0, f"[lines {window.first}-{last} of {size}]")
     if is_cut:
@@ -262,10 +264,14 @@ class LineWindow:
 
 async def _plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
-    before, fault = await _read_replaced(context, target, args["content"])
-    shown = None if before is None else before.shown
-    check_mask("content", args["content"], shown or "")
-    diff = Diff(path=target.client_path, old_text=shown, new_text=_in_form_of(before, args["content"]))
+    diff, content = None, args["content"]
+    try:
+        before, fault = await _read_replaced(context, target, content)
+        shown = None if before is None else before.shown
+        check_mask("content", content, shown or "")
+        diff = Diff(path=target.client_path, old_text=shown, new_text=_in_form_of(before, content))
+    except (ArgumentError, OSError) as error:
+        fault = describe_error(error)
     return await plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 

@@ -24,6 +24,8 @@ _MAX_POSITIONS = 50
 """At most this many positions of one line are considered."""
 _MAX_SIMILAR = 40
 """At most this many lines are compared character by character."""
+_MAX_TOKENS = 600
+"""At most this many tokens of two parts of a text are compared, because the time grows with the square."""
 _MIN_RATIO = 0.6
 _MIN_LEFT = 0.8
 """Lines that are more alike than this count as the same line with a slip."""
@@ -218,8 +220,8 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
         score += sum(len(line) for line in hints.intersection(lines.folded[first : last + 1]))
         # Of two places that are equally alike, the one with the same indentation is meant.
         score += len(set(wanted).intersection(lines.contents[first : last + 1]))
-        given = " ".join(folded)[:2_000]
-        score += _ratio(given, " ".join(lines.folded[first : last + 1])[:2_000]) * len(given)
+        given, found = " ".join(folded)[:2_000], " ".join(lines.folded[first : last + 1])[:2_000]
+        score += _ratio(_TOKEN.findall(given)[:_MAX_TOKENS], _TOKEN.findall(found)[:_MAX_TOKENS]) * len(given)
         if best is None or score > best[0]:
             best = (score, first, last)
     return None if best is None else best[1:]
@@ -286,7 +288,7 @@ def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
     return votes
 
 
-def _ratio(one: str, other: str) -> float:
+def _ratio(one: Sequence[str], other: Sequence[str]) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
 
 

@@ -25,10 +25,7 @@ _MOVE = re.compile(r"\*{3} Move to: ?(.*)")
 _RANGE = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@ ?(.*)")
 _FENCE = re.compile(r"\s*```[\w+-]*\s*")
 _HEREDOC = re.compile(r"\s*(?:apply_patch\s+)?<<-?\s*(['\"]?)(\w+)\1\s*")
-_GIT_EXTRA = re.compile(
-    r"(?:diff --git |index [0-9a-f]+\.\.|(?:new|deleted) file mode |(?:old|new) mode |similarity index |"
-    r"rename from |rename to )"
-)
+_GIT_EXTRA = re.compile(r"(?:index [0-9a-f]+\.\.|(?:new|deleted) file mode |old mode |similarity index )")
 _BEGIN, _END, _END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _NO_NEWLINE = "\\ No newline at end of file"
 
@@ -118,7 +115,7 @@ def _unwrapped(lines: list[str]) -> list[str]:
     if lines and lines[-1].strip() == _END:
         del lines[-1]
     for line in lines:
-        if line.strip() in (_BEGIN, _END):
+        if line.rstrip() in (_BEGIN, _END):  # with a space in front, it is a kept line of a file
             raise ArgumentError(f"`{line.strip()}` stands in the middle of the patch; send one patch with all files")
     return lines
 
@@ -176,19 +173,31 @@ class _Reader:
     def git_changes(self) -> list[FileChange]:
         """Return the changes of a patch in git's form."""
         changes: list[FileChange] = []
+        opened: int | None = None  # the index of a line `diff --git` below which no hunk has been read
         while self._at < len(self._lines):
             line = self._lines[self._at]
             if _is_git_header(self._lines, self._at):
+                opened = None
                 old, new = (_git_path(self._lines[self._at + offset]) for offset in (0, 1))
                 self._at += 2
                 body = self._body(is_git=True)
                 changes.append(_git_change(*_without_prefixes(old, new), body))
             elif line.startswith("rename "):
                 raise self._error("use `*** Update File: OLD` with `*** Move to: NEW` to rename a file")
+            elif line.startswith("new mode "):
+                raise self._error("a patch cannot change a file's mode; use chmod in shell")
+            elif line.startswith("diff --git ") and opened is None:
+                opened = self._at
+                self._at += 1
             elif not line.strip() or _GIT_EXTRA.match(line):
                 self._at += 1
             else:
-                raise self._error("expected a line such as `*** Update File: PATH`")
+                break
+        if opened is not None:
+            self._at = opened
+            raise self._error("no changed lines follow; use `*** Add File: PATH` or `*** Delete File: PATH`")
+        if self._at < len(self._lines):
+            raise self._error("expected a line such as `*** Update File: PATH`")
         return changes
 
     def _body(self, *, is_git: bool = False) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -356,7 +357,7 @@ def _convert(kind: str, value: Any) -> Any:
             return value
         case "integer", float() if value.is_integer():
             return int(value)
-        case "integer", str() if value.strip().lstrip("-").isdecimal() and len(value) < 20:
+        case "integer", str() if re.fullmatch(r"\s*-?\d{1,19}\s*", value):
             return int(value)
     return None
 
