@@ -54,7 +54,7 @@ from crow.tools.disk import FILE, open_resolved
 _MAX_NAMED = 3
 _MAX_FAULTS = 3
 _EDITS, _WRITES, _REMOVES = ("edit_file",), ("write_file",), ("edit_file", "write_file")
-"""The tools that do the same with one file."""
+"""The tools that would update, create and remove a file (or move it away) without a patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,18 @@ class _FilePlan:
 
     target: PathTarget
     equivalents: tuple[str, ...]
-    """The tools that would make this change without a patch. Their rules hold for it, too."""
+    """The tools that would make this change without a patch. The user's rules for them also apply to the patch."""
     change: Change | None = None
     fault: str | None = None
     """Why the file cannot be changed. `change` is then None."""
     source: PathTarget | None = None
-    """The file that is moved here."""
+    """If set, `target` is new, and this file is moved there."""
 
     @property
     def diff(self) -> Diff | None:
         """The diff to show before the change."""
         if self.change is None or (self.change.before is None and self.change.after is None):
-            return None  # the second is the removal of a binary file
+            return None  # without a change, or the removal of a binary file
         shown = None if self.change.before is None else self.change.before.shown
         return Diff(path=self.target.client_path, old_text=shown, new_text=TextFile(text=self.change.after or "").shown)
 
@@ -111,7 +111,7 @@ async def _plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
 async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     context = invocation.context
     plans = await _file_plans(invocation.target, context, parse_patch(args["input"]))
-    # there are none if they were not known when the call was allowed
+    # `allowed_paths` is empty if the call was not planned
     if invocation.allowed_paths and tuple(str(plan.target.path) for plan in plans) != invocation.allowed_paths:
         raise ArgumentError("a path of the patch now leads to another file; repeat the call to use it")
     if faults := [plan.fault for plan in plans if plan.fault is not None]:
@@ -150,7 +150,7 @@ async def _write_all(workspace: Workspace, writes: Sequence[Write]) -> list[str]
     order = sorted(range(len(writes)), key=lambda index: writes[index].data is None)
     try:
         for index in order:
-            texts[index] = ""  # this file, too, may be written when an error is raised
+            texts[index] = ""  # if an error is raised now, this file may have been written already
             texts[index] = await perform_write(workspace, writes[index])
     except BaseException as error:
         with anyio.CancelScope(shield=True):
@@ -241,7 +241,7 @@ async def _plans_of(
 
 
 async def _check_missing(context: ToolContext, target: PathTarget) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: there is something at the path."""
+    """Check that nothing exists at a path. :raises ~crow.domain.errors.ArgumentError: something does."""
     if (await context.workspace.stat(target.path)).kind != "missing":
         raise ArgumentError(
             f"{target.name} exists; change it with `*** Update File: {target.name}`, or delete it first with another "

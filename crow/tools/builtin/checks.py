@@ -44,7 +44,9 @@ class Checks:
         self._commands = [(pattern, _matcher(pattern), command) for pattern, command in commands.items()]
         self._changed: dict[str, None] = {}
         self._failures: dict[str, str] = {}
+        """By command, the hash of the output of its last run, if that run failed."""
         self._is_told = False
+        """Whether the model was told that checks do not run here."""
 
     def note(self, name: str) -> None:
         """Remember that a file was changed. `name` is its path, relative to the working directory if it is inside."""

@@ -89,8 +89,8 @@ def parse_patch(text: str) -> tuple[FileChange, ...]:
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """Leave out what stands around the patch: `*** Begin Patch` and `*** End Patch`, code fences, and a heredoc."""
-    closing = ""
+    """Remove what stands around the patch: `*** Begin Patch` and `*** End Patch`, a code fence, and a here-document.
+    Return the same list."""
 
     def strip() -> None:
         while lines and not lines[0].strip():
@@ -100,9 +100,8 @@ def _unwrapped(lines: list[str]) -> list[str]:
 
     strip()
     if lines and (heredoc := _HEREDOC.fullmatch(lines[0])):
-        closing = heredoc[2]
         del lines[0]
-        if lines and lines[-1].strip() == closing:
+        if lines and lines[-1].strip() == heredoc[2]:
             del lines[-1]
     strip()
     if lines and _FENCE.fullmatch(lines[0]):
@@ -121,7 +120,10 @@ def _unwrapped(lines: list[str]) -> list[str]:
 
 
 def _joined(changes: Sequence[FileChange]) -> tuple[FileChange, ...]:
-    """Join several updates of one file."""
+    """Join several updates of one file into one change.
+
+    :raises ~crow.domain.errors.ArgumentError: a file is named twice in any other way.
+    """
     found: dict[str, FileChange] = {}
     for change in changes:
         known = found.get(change.path)
@@ -239,7 +241,7 @@ def _update(path: str, body: list[str]) -> FileChange:
         body = body[1:]
     if body and (move := _MOVE.fullmatch(body[0])):
         move_to, body = move[1].strip(), body[1:]
-    if _is_git_header([*body, "@@"], 0):  # git's lines below `*** Update File:` say nothing new
+    if _is_git_header([*body, "@@"], 0):  # `---` and `+++` below `*** Update File:` only repeat the path
         body = body[2:]
     hunks = _hunks(path, body)
     if not hunks and not move_to:
@@ -264,7 +266,8 @@ def _git_path(line: str) -> str:
 
 
 def _without_prefixes(old: str, new: str) -> tuple[str, str]:
-    """Leave out `a/` and `b/` in front of the two paths, if both have them or the other is `/dev/null`."""
+    """Return the two paths without the `a/` and `b/` that git puts in front of them. Paths are returned unchanged
+    unless both have these prefixes, or one has and the other is `/dev/null`."""
     has_prefixes = (old.startswith("a/") or old == "/dev/null") and (new.startswith("b/") or new == "/dev/null")
     return (old.removeprefix("a/"), new.removeprefix("b/")) if has_prefixes else (old, new)
 
@@ -285,7 +288,10 @@ def _git_change(old: str, new: str, body: list[str]) -> FileChange:
 
 
 def _hunks(path: str, body: Sequence[str]) -> tuple[Hunk, ...]:
-    """Return the hunks of one file. Hunks that only keep lines are left out."""
+    """Return the hunks of one file. Blank lines that belong to no hunk are left out.
+
+    :raises ~crow.domain.errors.ArgumentError: a hunk changes nothing, or a line cannot be read.
+    """
     hunks: list[Hunk] = []
     headers: list[str] = []
     lines: list[HunkLine] = []

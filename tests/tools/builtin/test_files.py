@@ -490,7 +490,7 @@ async def test_an_edit_away_from_what_others_changed_is_made_and_says_so(open_bo
         await box.run("read_file", path="a.txt")
         path.write_text("one\ntwo\nthree\nfour\n5\n")
         edited = await box.run("edit_file", path="a.txt", old_text="one", new_text="1")
-    assert edited.text.startswith("Edited a.txt in 1 place, at line 1 (others changed lines 5-5 since you read it).")
+    assert edited.text.startswith("Edited a.txt in 1 place, at line 1 (others changed line 5 since you read it).")
     assert path.read_text() == "1\ntwo\nthree\nfour\n5\n"
 
 
