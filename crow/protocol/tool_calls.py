@@ -75,6 +75,8 @@ def short_limits(result_bytes: int) -> CallLimits:
 _TITLE_CHARS = 280
 _NAME_CHARS = 200
 _MAX_LOCATIONS = 40
+_MAX_LINE = 2**32 - 1
+"""ACP allows no larger line number. A model may ask for any line."""
 _MAX_ATTACHMENTS = 40
 _URI_CHARS = 2_000
 _SUBJECTS = ("path", "pattern", "url", "query", "description")
@@ -95,7 +97,7 @@ def call_fields(
         "title": title_line(announcement.title, _TITLE_CHARS) or title_line(name) or "Tool call",
         "kind": announcement.kind,
         "locations": [
-            {"path": location.path} | ({} if location.line is None else {"line": max(1, location.line)})
+            {"path": location.path} | ({} if location.line is None else {"line": min(max(1, location.line), _MAX_LINE)})
             for location in announcement.locations[:_MAX_LOCATIONS]
             if is_plain(location.path)  # an escaped path would point to another file, or to none
         ],

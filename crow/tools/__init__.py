@@ -81,7 +81,7 @@ class ExcludedPaths:
     inside cwd is also excluded if a pattern matches its whole path relative to cwd. Both paths are compared in
     Unicode's form NFC."""
     places: tuple[str, ...] = ()
-    """The paths of the rules, cut before the first part that has a wildcard. They are absolute, or relative to cwd."""
+    """The paths of the rules, each only up to its first part with a wildcard: absolute, or relative to cwd."""
 
 
 NOTHING_EXCLUDED = ExcludedPaths()
@@ -99,7 +99,7 @@ class Touched:
     has_hard_links: bool = False
     """The file has several names."""
     has_unknown_names: bool = False
-    """At least one of these names was not found."""
+    """At least one of the file's hard links was not found."""
     is_outside: bool = False
     """The file is outside the workspace."""
     is_protected: bool = False
@@ -125,10 +125,10 @@ class Coverage:
     inner_arguments: str | None = None
     """The arguments of `rule_tool`, if the call is one that calls this tool."""
     like: tuple[str, ...] = ()
-    """Other tools that together do the same. A deny rule about one of them covers the call. Allow rules about all of
-    them cover it, too."""
+    """Other tools that together would do the same as the call. A deny rule about one of them also covers the call.
+    Allow rules cover it if they cover all of these tools."""
     is_read_only: bool = False
-    """The user's configuration declares this external tool read-only."""
+    """The tool belongs to an MCP server, and the user's configuration says that it only reads."""
     fingerprint: str = ""
     """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
     fingerprint."""
@@ -145,7 +145,7 @@ class PlannedCall:
     """The plan of a tool call: what the call would do if it ran."""
 
     announcement: Announcement
-    """What clients are shown of the call before it runs."""
+    """The title, files and diffs that clients show before the call runs."""
     review_text: str = ""
     """The text that the user should read before they answer."""
     access: Access
@@ -169,17 +169,17 @@ class PlannedCall:
     is_isolated: bool = False
     """The files that the call writes are in the layer of a subagent, and the workspace stays as it is."""
     parts: tuple[PlannedCall, ...] = ()
-    """One plan for each file, if the call touches several. What is said about one touched file, and what rules say
-    about it, is then in the parts. The call may run only if each part may."""
+    """One plan for each file, if the call touches several. `touched` and `coverage` of a file are then in its part, and
+    the call may run only if each part may."""
     is_followed: bool = False
     """A later call of the same step also changes files, so the user's checks wait; the agent sets this value."""
     changed: tuple[str, ...] = ()
-    """The command has already run, in a layer. These are the absolute paths of the files that it changed there, and
-    the call may keep them or not."""
+    """Not empty only in the plan for a decision about the changes in a layer, after the command has run: the absolute
+    paths of the files that it changed there."""
     silently_changed: tuple[str, ...] = ()
-    """More such files, which nobody is asked about because git ignores them. Only deny rules use these paths."""
+    """The other changed files, which git ignores. Nobody is asked about them; only deny rules use these paths."""
     changed_below: str = ""
-    """The resolved cwd of the session. Rules may name changed files relative to it."""
+    """The resolved cwd of the session, if files were changed. Rules may name these files relative to cwd."""
 
     @property
     def each(self) -> tuple[PlannedCall, ...]:
@@ -208,7 +208,7 @@ class Outcome:
     skill: tuple[str, str] | None = None
     """The name and the text of a skill. The model gets this text after the results of the calls."""
     unloads: str = ""
-    """The name of a skill whose text the model does not see any more."""
+    """The name of a skill whose text the model no longer gets."""
     usage: Usage | None = None
     cost: float | None = None
     """The cost in US dollars of the models that the call used."""
@@ -349,7 +349,7 @@ class BackgroundCommand(Protocol):
         """Wait until the command has ended and its output was read."""
 
     async def check(self) -> None:
-        """Restore protected files that the command changed some seconds ago. Call this every few seconds."""
+        """Restore protected files that the command has changed. Call this every few seconds while it runs."""
 
     async def serve(self) -> None:
         """Serve the command's network until the command has ended."""
@@ -487,9 +487,9 @@ class Workspace(Protocol):
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
-        not confined. Its environment contains no endpoint keys, but the user's other secrets. Its output is returned
-        with all of these masked. If `argv` names the program without a directory,
-        the program is looked up on PATH, but not in the workspace.
+        not confined. Its environment contains the user's other secrets, but no endpoint keys. In its output, the keys
+        and these secrets are masked. If `argv` names the program without a directory, the program is looked up on PATH,
+        but not in the workspace.
 
         At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program
         leaves running are ended. If the call is cancelled, the program is ended in the same way as a command.
@@ -583,16 +583,17 @@ class ChangeReviewer(Protocol):
     """Decides about what commands have changed in a layer, and about the hosts that they may reach."""
 
     async def review(self, call_id: str, changes: Changes, command: PlannedCall | None = None) -> str:
-        """Decide whether the changes of a call are kept, and ask the user where needed. Return an empty string if they
-        are kept, otherwise the reason for the model. `command` is the plan of the command, if an earlier call started
-        it."""
+        """Decide whether the changes that a command made in a layer are kept, and ask the user where needed. Return an
+        empty string if they are kept, otherwise the reason for the model. `call_id` is the call that asks. If an
+        earlier call started the command, `command` is its plan."""
 
     async def review_host(self, call_id: str, host: Host, use: Use | None = None) -> HostVerdict:
         """Decide whether the command of a call may reach a host and use the user's credential there, and ask the user
         where needed."""
 
     async def decide_host(self, command: PlannedCall, host: Host, use: Use | None = None) -> HostVerdict:
-        """Decide the same about a command in the background, from its plan. Nobody is asked."""
+        """Decide whether a background command, whose plan is `command`, may reach a host and use the user's credential
+        there. Nobody is asked: what would need a question is refused."""
 
 
 class Plan(Protocol):
@@ -612,7 +613,7 @@ class SubagentRunner(Protocol):
         """
 
     async def check_ended(self, task_id: str) -> None:
-        """Do nothing if this is a task of the session that has ended.
+        """Check that this is a task of the session, and that it has ended.
 
         :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
         """
@@ -667,7 +668,7 @@ class WatchedCommand(Protocol):
 
     @property
     def waiting(self) -> str:
-        """The changes in its layer when it ended, in words."""
+        """The changes in its layer when it ended, in words. Empty while it runs, or if there are none."""
 
     async def ended(self) -> None:
         """Wait until the command has ended."""
@@ -687,7 +688,7 @@ class Ports:
     log: Log
     plan: Plan
     reviewer: ChangeReviewer | None = None
-    """If None, what commands change in layers is dropped, and they reach no hosts."""
+    """If None, the changes of commands in layers are dropped, and commands reach no hosts."""
     subagents: SubagentRunner | None = None
     """If None, there is no `task` tool."""
     agents: AgentPolicy | None = None

@@ -181,6 +181,12 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
             raise
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file. :raises OSError: the file cannot be removed, or a link has been put into its path."""
+    with open_folder(path.parent) as folder:
+        os.unlink(path if folder is None else path.name, dir_fd=folder)
+
+
 def _write_new_file(name: str, model: str, folder: int | None, data: bytes, mode: int | None) -> None:
     """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner.
     Else the file gets the permission bits `mode`."""

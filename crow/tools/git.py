@@ -27,6 +27,7 @@ _SETTLED_NS = 50_000_000
 """A folder that changed less than this long ago is read again, because some clocks advance in steps."""
 
 _MAX_WORDS = 64
+"""Of a command line, at most this many words are looked at."""
 _MAX_LINKS = 40
 _MAX_LINES = 500
 
@@ -46,6 +47,7 @@ _COMMAND = re.compile(
 )
 """Matches the names of settings whose values are command lines, in any section."""
 
+# Text in command lines that stands for the folder where git starts them, and for the user's home directory.
 _HOME_OF_REPOSITORY = re.compile(
     r"\$\(git rev-parse [^)]*\)|`git rev-parse [^`]*`|\$\(pwd\)|\$\{?(?:PWD|GIT_[A-Z_]+)\}?"
 )
@@ -84,7 +86,8 @@ class Repository:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GitFiles:
-    """Finds what git would run, and remembers the settings files that it has read."""
+    """Finds the files that git would run in repositories. Remembers the files and folders that it has read, until they
+    change."""
 
     env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     _read: dict[str, tuple[tuple[int, ...], tuple[Setting, ...]]] = field(default_factory=dict, repr=False)
@@ -92,8 +95,8 @@ class GitFiles:
     _trees: set[str] = field(default_factory=set, repr=False)
 
     def named_around(self, path: str, roots: Sequence[str]) -> frozenset[str]:
-        """Return what git would run in the repositories around a path and in those of the roots, and these
-        repositories' own folders. See `named`."""
+        """Return the files and folders that git would run or read as settings (see `named`), and git's own folders, for
+        these repositories: those around `path`, those around the roots, and those in the folders of the roots."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
             found += [] if contains_any(root, [path]) else repositories_above(root)
@@ -120,8 +123,8 @@ class GitFiles:
                     yield found
 
     def _folders_in(self, folder: str) -> tuple[str, ...]:
-        """Return the folders in a folder, except those with dependencies. Remember whether it is the top of a
-        repository."""
+        """Return the folders in a folder, except those in which tools keep dependencies. Add `folder` to `_trees` if it
+        is the top of a repository."""
         try:
             changed_ns = os.stat(folder).st_mtime_ns
             known = self._folders.get(folder)
@@ -296,7 +299,7 @@ def steps(path: str) -> Iterator[str]:
 
 
 def _link_target(path: str) -> str:
-    """Return what a link holds; empty if there is no link."""
+    """Return the target that is written in a link; empty if `path` is no link."""
     try:
         return os.readlink(path)
     except (OSError, ValueError):
@@ -304,8 +307,8 @@ def _link_target(path: str) -> str:
 
 
 def _hooks_in(place: str, top: str) -> Iterator[str]:
-    """Return the files that git would run if `place` is its folder of hooks. This is the whole folder, because hooks
-    call each other. But if the folder contains the worktree, these are only the hooks themselves."""
+    """Return the paths to protect if `place` is git's folder of hooks. This is the whole folder, because hooks call
+    other files in it. If the folder contains the worktree, only the hooks themselves are returned."""
     if (top + os.sep).startswith(place.rstrip(os.sep) + os.sep):
         yield from (os.path.join(place, hook) for hook in _HOOKS)
     else:

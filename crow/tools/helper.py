@@ -14,7 +14,8 @@ from crow.tools.process import Process, start
 
 
 class Helper:
-    """One such process. It is started when it is needed, with nothing but the standard library; `close` ends it."""
+    """A helper process. It is started by the first call of `connection`, and ended by `close`. It can import only the
+    standard library."""
 
     def __init__(self, program: str, env: Mapping[str, str]) -> None:
         """`program` is the path of a Python file, which gets the number of its socket as its argument."""
@@ -25,7 +26,8 @@ class Helper:
         self._lock = anyio.Lock()
 
     async def connection(self) -> socket.socket:
-        """Return crow's end of the sockets, which does not block. :raises OSError: the process cannot be started."""
+        """Return crow's end of the pair of sockets, as a non-blocking socket. Start the process if it does not run.
+        :raises OSError: the process cannot be started."""
         async with self._lock:
             if self._connection is not None:
                 return self._connection

@@ -71,11 +71,15 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     """Return the text of a document in its most readable form. `media` and `charset` are what the server declared; each
     may be empty.
 
-    If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be decoded become
-    U+FFFD.
+    As in browsers, a byte order mark of UTF-8 counts more than `charset`, and `charset` more than the page's own
+    declaration. If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be
+    decoded become U+FFFD.
     """
     declared = _META_CHARSET.search(data[:2_048]) if media in _HTML else None
     codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))
+    is_misread = not charset and codec.startswith(("utf_16", "utf_32"))  # a declaration in ASCII can be none of these
+    if is_misread or data.startswith(b"\xef\xbb\xbf"):
+        codec = "utf_8"
     text = data.decode(codec, "replace").removeprefix("\ufeff")
     if media in _HTML or (not media and text.lstrip()[:9].lower() == "<!doctype"):
         text = page_text(text)
@@ -139,11 +143,11 @@ class _Reader:
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self.title: list[str] = []
-        self._skipped = ""  # the outermost element to skip, and how many of its kind are open
-        self._depth = 0
+        self._skipped = ""  # the outermost open element whose text is left out
+        self._depth = 0  # how many elements with that name are open
         self._in_title = False
-        self._preformatted = 0
-        self._links: list[str] = []
+        self._preformatted = 0  # how many `pre` elements are open
+        self._links: list[str] = []  # the targets of the open links
 
     def read(self, html: str) -> None:
         """Read a page. If a tag or comment never ends, leave out its text and everything after it, as a browser
@@ -184,7 +188,7 @@ class _Reader:
         """Handle the start of an element. If it is a link, `link` is its target."""
         if tag == "title":
             self._in_title = not self.title
-        if tag == "body":
+        if tag == "body" or (self._skipped == "head" and tag in _BEFORE):  # the end tag of the head may be missing
             self._skipped = ""
         if self._skipped:
             self._depth += tag == self._skipped
@@ -216,7 +220,7 @@ class _Reader:
             self.pieces.append(_AFTER[tag])
 
     def add_text(self, text: str) -> None:
-        """Handle the characters between tags."""
+        """Handle text between tags."""
         if self._in_title:
             self.title.append(text)
         elif self._preformatted and not self._skipped:

@@ -43,13 +43,17 @@ _ONLY_CONFINED = (
 
 
 class _ChildLayers(Layers):
-    """Gives all commands of a subagent the same layer, one command at a time. What they change stays in it."""
+    """Gives all commands and edits of a subagent the same layer, one at a time. Their changes stay in the layer.
+
+    `open` gives the layer to one command, and `drop` takes it back. After each command, the child layer notes its
+    state. After a cancelled command, which may still write, this waits until the next `open`.
+    """
 
     def __init__(self, child: ChildLayer, workspace: Workspace) -> None:
         self.child = child
         self._workspace = workspace
-        self._lock = anyio.Lock()
-        self._is_unsettled = False
+        self._lock = anyio.Lock()  # held while a command or an edit has the layer
+        self._is_unsettled = False  # whether the child layer has yet to note its state
 
     async def works(self) -> bool:
         """See :class:`Layers`."""
@@ -59,7 +63,7 @@ class _ChildLayers(Layers):
         """See :class:`Layers`. Wait until the previous command has ended."""
         await self._lock.acquire()
         try:
-            if self._workspace.has_leftovers:  # two mounts of one layer at once would damage it
+            if self._workspace.has_leftovers:  # a second mount of the layer would damage it
                 await self._workspace.reap()
             if self._is_unsettled:
                 await anyio.to_thread.run_sync(self.child.note)
@@ -87,7 +91,7 @@ class _ChildLayers(Layers):
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[Layer]:
-        """Enter while the layer is changed."""
+        """Hold the layer in this context to change it. Wait until the previous command has ended."""
         layer = await self.open()
         try:
             yield layer
@@ -147,7 +151,8 @@ class _IsolatedWorkspace:
             raise ArgumentError(f"{path} cannot be resolved: {error.strerror}") from error
 
     def protection(self, path: Path) -> Protection:
-        """See :class:`crow.tools.Workspace`. The user is asked about protected files when the session keeps them."""
+        """See :class:`crow.tools.Workspace`. Protected files in the layer may be written: the user is asked when the
+        session keeps the changes."""
         own = self._workspace.protection(path)
         return "never" if own == "never" or not self.contains(path) else "none"
 
@@ -246,7 +251,8 @@ class _IsolatedWorkspace:
 
 
 class _UnloggedChanges:
-    """The :class:`crow.tools.Log` of such a subagent: its edits change nothing that could be undone."""
+    """A :class:`crow.tools.Log` that records nothing, for a subagent in a layer: its edits do not change the
+    workspace, so there is nothing to undo."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         """See :class:`crow.tools.Log`. Subagents have no `recall`."""
@@ -268,7 +274,8 @@ class _UnloggedChanges:
 
 
 def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> tuple[ToolContext, Ports]:
-    """Return what the built-in tools of a subagent need to work in its layer."""
+    """Return the context and the ports with which the built-in tools of a subagent work in the layer `child`.
+    `context` and `ports` are those of the session."""
     workspace = _IsolatedWorkspace(context.workspace, child)
     own = ToolContext(
         workspace=workspace,
@@ -283,7 +290,7 @@ def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> t
 
 
 def isolated_plan(plan: PlannedCall) -> PlannedCall:
-    """Return the plan of a call in a subagent's layer."""
+    """Return a plan for a subagent that works in a layer. Commands with full access get a fault."""
     fault = plan.fault
     if fault is None and plan.requested_access == "full":
         fault = f"shell: {_ONLY_CONFINED}"

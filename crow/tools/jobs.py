@@ -1,4 +1,4 @@
-"""Commands that run in the background of a session."""
+"""Commands that run in the background of a session. The model calls them jobs."""
 
 from __future__ import annotations
 
@@ -21,36 +21,41 @@ from crow.tools.truncate import OutputBuffer
 
 _MAX_RUNNING = 16
 _UNREAD_CHARS = 1_000_000
+"""Of more unread output, only the beginning and the end are kept."""
 END_S = 2.0
+"""Seconds between SIGTERM and SIGKILL for a job that the model ends."""
 _CLOSE_S = 0.3
+"""The same for the jobs that still run when the session is closed."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobLayer:
-    """The layer in which a command runs in the background."""
+    """The layer of a background command, and what was decided about the changes in it."""
 
     layers: Layers
     layer: Layer
     plan: PlannedCall
-    """The command as it was allowed, for the decision about what it changes."""
+    """The command as it was allowed. The rules for this plan also decide about the changes."""
     refused: Collection[object] = ()
-    """The changes that were not kept, and that the model was told about."""
+    """The name and new state of each change that was refused, as the model was told."""
     gate: Gate | None = None
-    """Decides which hosts it may reach. None: none."""
+    """Decides which hosts the command may reach. If None, it reaches none."""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
+    """Held while the changes are read, decided about or kept."""
     is_open: bool = True
+    """False once the layer was removed."""
     waiting: str = ""
-    """What the command had changed when it ended, and nobody has decided about yet."""
+    """The changes that the command had made when it ended, in words. Empty if it has changed nothing, or still runs."""
 
     async def note_end(self) -> None:
-        """Find out what waits for a decision after the command has ended."""
+        """Set `waiting`. Call this after the command has ended."""
         async with self.lock:
             if self.is_open:
                 changes = await self.layers.look(self.layer)
                 self.waiting = named(changes)
 
     async def drop(self) -> None:
-        """Remove the layer, after the command has ended."""
+        """Remove the layer with all changes that were not kept. The command must have ended."""
         if self.is_open:
             self.is_open = False
             await self.layers.drop(self.layer)
@@ -125,17 +130,20 @@ class Job:
 
 class Jobs:
     """The background commands of a session. The output of a command can still be read after the command has ended.
-    `close` must be called at the end of the session."""
+
+    While `watch` runs, it looks after the running commands. `close` ends all commands and `watch`; the session must
+    call it at its end.
+    """
 
     def __init__(self, workspace: Workspace, keys: KeySource = HiddenKeys) -> None:
         self._workspace = workspace
         self._keys = keys
         self._jobs: dict[str, Job] = {}
-        self._started = 0
-        self._starting = 0
-        self._has_started = anyio.Event()
+        self._started = 0  # all commands so far, for their names
+        self._starting = 0  # the commands that `start` is about to start
+        self._has_started = anyio.Event()  # set while a command may be running
         self._watching = anyio.CancelScope()
-        self._tasks: TaskGroup | None = None
+        self._tasks: TaskGroup | None = None  # the tasks of `watch`
 
     async def start(
         self,
@@ -145,7 +153,7 @@ class Jobs:
         own: JobLayer | None = None,
     ) -> Job:
         """Run a command line in the background. If the command is confined, it cannot read the `excluded` files. With
-        a layer, its changes stay there; the layer is removed if the command cannot be started.
+        a layer in `own`, its changes stay there; the layer is removed if the command cannot be started.
 
         :raises ~crow.domain.errors.ArgumentError: too many commands are running.
         :raises OSError: the command cannot be started.

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
 _KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 _POLL_S = 0.01
-"""The time between two looks at processes of which no event tells."""
+"""The time between two checks of processes whose end raises no event."""
 _EXEC_READS = 5
 """How many times in a row crow reads the environment of a process that is in the middle of an `exec`."""
 
@@ -74,20 +74,20 @@ class HiddenKeys:
     """Further secrets, such as tokens of MCP servers. The results of tools do not show them, but child processes may
     get them."""
     passed: tuple[str, ...] = ()
-    """Globs. Commands do not get variables that hold other secrets, except those whose names match one of these
-    globs."""
+    """Globs of the names of variables that commands get although they hold secrets other than the keys above."""
     kept: frozenset[str] = frozenset()
-    """Variables that commands do not get in any case. They hold what crow adds to the requests of commands."""
+    """The names of variables that no command gets, not even if `passed` matches: they hold the credentials that crow
+    adds to requests of commands."""
 
     def withholds(self, name: str, value: str) -> bool:
-        """Return whether a variable must not reach a command."""
+        """Return whether commands do not get a variable, because it holds a secret of any kind."""
         if self.hides(name, value) or name in self.kept:
             return True
         is_passed = any(fnmatchcase(name, pattern) for pattern in self.passed)
         return not is_passed and holds_secret(name, value, os.path.lexists)
 
     def hides(self, name: str, value: str) -> bool:
-        """Return whether a variable must not reach a child."""
+        """Return whether no child process gets a variable, because it holds a key of an endpoint."""
         return name in self.variables or any(_is_searched(key) and key in value for key in self.values)
 
     @property
@@ -212,7 +212,7 @@ class Process(asyncio.SubprocessProtocol):
         self._on_output = on_output
         self._on_errors = on_errors
         self._mark = f"{os.getpid()}-{secrets.token_hex(6)}"
-        """In the environment of all processes that the child starts."""
+        """Identifies this child. It is in the environment of all processes that the child starts."""
         if on_errors is None:
             self._errors_ended.set()
 
@@ -263,13 +263,13 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def left_others(self) -> bool:
-        """Whether processes that the child had started were still running when the child ended. If so, these processes
-        have been ended too."""
+        """Whether processes that the child had started were still running when the child ended, and were ended with
+        it. Only some sandboxes report this; for other children, the value is False."""
         return False
 
     @property
     def failure(self) -> str:
-        """Why the command did not begin, although a child process was started for it. Empty if the command began."""
+        """Why a sandbox was started for a command, but the command itself did not begin. Empty if it did."""
         return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -310,8 +310,8 @@ class Process(asyncio.SubprocessProtocol):
         return await anyio.to_thread.run_sync(_has_running_member, self.pid)
 
     def _find_strays(self) -> tuple[list[Relative], bool]:
-        """Find the descendants of the child that have left its group. Return them, and whether the list is complete.
-        The list is not complete while an orphan is in the middle of an `exec`, because crow cannot tell yet whether the
+        """Return the descendants of the child that have left its group, and whether the list is complete. While an
+        orphan is in the middle of an `exec`, the list may not be complete, because crow cannot tell yet whether the
         orphan belongs to the child."""
         orphans = {each: each.has_mark(self._mark) for each in adopted() if each.pid not in self.not_reaped}
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]

@@ -9,8 +9,9 @@ END_OF_MARKER = " characters before this ...]\n"
 
 
 class OutputBuffer:
-    """Keeps the beginning and the end of a text that arrives in pieces, `limit_chars` characters in total. The time is
-    proportional to the length of the text."""
+    """Keeps the beginning and the end of a text that arrives in pieces, half of `limit_chars` characters each. Only if
+    nothing was dropped yet, the text may be longer by less than one piece. The time is proportional to the length of
+    the text."""
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2
@@ -48,9 +49,9 @@ class OutputBuffer:
         self._dropped_lines += piece.count("\n")
 
     def text(self) -> str:
-        """Return the whole text. If it is too long, a marker replaces its middle."""
+        """Return the whole text. If a part of its middle was dropped, a marker stands there."""
         excess = self._tail_chars - self._half if self._dropped_chars else 0
-        if excess > 0:  # only a part of the oldest piece is within the limit
+        if excess > 0:  # drop the part of the oldest piece that is beyond the limit
             tail = "".join(self._tail)
             self._tail = deque([tail[excess:]])
             self._drop(tail[:excess])

@@ -37,7 +37,17 @@ from crow.tools import (
     Protection,
     SandboxStatus,
 )
-from crow.tools.disk import all_names, as_on_disk, file_id, file_stat, names_in, read_file, replace_file, shared_inode
+from crow.tools.disk import (
+    all_names,
+    as_on_disk,
+    file_id,
+    file_stat,
+    names_in,
+    read_file,
+    remove_file,
+    replace_file,
+    shared_inode,
+)
 from crow.tools.layers import Layer, LookRules
 from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
@@ -54,10 +64,13 @@ _PATH_CHARS = 16_384
 resolving a path reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
+"""Of a longer output, only the beginning and the end are kept."""
 SHOWN_CHARS = 65_536
+"""While a command runs, the user is shown at most this many characters of its newest output."""
 _SHOWN_EVERY_S = 0.1
 _MAX_NAMED = 3
 TERM_S = 2.0
+"""Seconds between SIGTERM and SIGKILL for a command."""
 _PROGRAM_TERM_S = 0.3
 """Seconds between SIGTERM and SIGKILL for a program that the user configured, if it took too long."""
 
@@ -72,13 +85,15 @@ _MAX_SECRET_ENTRIES = 2_000
 class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
-    Commands do not get the `keys` of endpoints in their environment. `own` are paths of crow's files. Paths that begin
-    with one of these paths are crow's too, such as the log files beside a database. `own_folders` are crow's folders.
-    `own_readable` are folders of crow that tools can read. Tools can read no other files of crow. Without a `confiner`,
-    all commands have full access. If `is_bounded` is set, tools can never read or change anything outside the
-    workspace, even if a user or a rule allows it. `names` are the names of protected files. `programs` finds the
-    programs that crow starts for itself. With `keeps_ignored`, nobody is asked about files that commands changed and
-    git ignores.
+    - `keys`: the keys of endpoints and other secrets, which commands do not get in their environment.
+    - `own`: crow's own files. A path that begins with one of these paths is crow's, too, such as the log beside a
+      database.
+    - `own_folders`, `own_readable`: crow's own folders. Of crow's files, tools can read only those in `own_readable`.
+    - `names`: the names of protected files.
+    - `confiner`: confines commands. If None, all commands have full access.
+    - `is_bounded`: tools can never read or change anything outside the workspace, even if a user or a rule allows it.
+    - `programs`: finds the programs that crow starts for itself.
+    - `keeps_ignored`: nobody is asked about files that commands changed in a layer and that git ignores.
     """
 
     def __init__(
@@ -118,6 +133,7 @@ class DiskWorkspace:
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []
+        """The processes that got SIGTERM and that `reap` must end, each with the monotonic time of the signal."""
         self.layers: Layers | None = None
         """See :meth:`crow.tools.Workspace.layers`."""
         if confiner is not None and confiner.place is not None:
@@ -158,7 +174,7 @@ class DiskWorkspace:
         return "ask" if names_in(secret_places(), {inode: 1}, _MAX_SECRET_ENTRIES)[inode] else "none"
 
     def _look_rules(self, layer: Layer) -> LookRules:
-        """Return which of the files that commands have changed in a layer are protected or ignored."""
+        """Return the rules that say which files in a layer are protected, and which ones git ignores."""
         rules = rules_for(layer, self._protected, self._names, self._own, self._own_trees)
         return rules if self._keeps_ignored else LookRules(is_protected=rules.is_protected)
 
@@ -197,7 +213,7 @@ class DiskWorkspace:
         if self._is_out_of_bounds(path):
             raise PermissionError(errno.EACCES, "tools may not change anything outside the workspace", str(path))
         if content is None:
-            path.unlink()
+            remove_file(path)
         else:
             replace_file(path, content, mode)
         if self._confiner is not None and self._protected.covers(path):
@@ -247,7 +263,7 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
         Processes that the command leaves in the background are ended when the command ends. Each call of `on_output`
-        gets the newest 64 K characters of the output.
+        gets the newest `SHOWN_CHARS` characters of the output.
 
         :raises OSError: the command could not be started (no such directory, or the command line is too long).
         """
@@ -444,7 +460,7 @@ class DiskWorkspace:
 
 
 class _LimitedBytes:
-    """Keeps the beginning of some output."""
+    """Keeps the first `limit` bytes of an output."""
 
     def __init__(self, limit: int) -> None:
         self.is_cut = False
@@ -478,6 +494,7 @@ class _SpawnedCommand:
         self._on_output = on_output
         self._network = network
         self._listeners = listeners
+        self._is_failure_shown = False
 
     @property
     def returncode(self) -> int | None:
@@ -498,7 +515,7 @@ class _SpawnedCommand:
         """See :class:`crow.tools.BackgroundCommand`."""
         listeners, self._listeners = self._listeners, []
         try:
-            # there is no time limit to stop
+            # The empty scope stands for the command's time limit, which a background command does not have.
             async with _connected(self._network, listeners, anyio.CancelScope(), self._confiner):
                 await self._process.wait()
         except Exception:  # the command continues without its network
@@ -515,9 +532,10 @@ class _SpawnedCommand:
         await self._settle()
 
     async def _settle(self) -> None:
-        while self._listeners:  # nobody has served them
+        while self._listeners:  # `serve` was never called, so they are still open here
             self._listeners.pop().close()
-        if self._process.failure:
+        if self._process.failure and not self._is_failure_shown:
+            self._is_failure_shown = True
             self._on_output(f"\n[the command was not run, because it could not be confined: {self._process.failure}]\n")
         for sentence in () if self._confiner is None else await self._confiner.finish(self._process):
             self._on_output(f"\n[{sentence}]\n")
@@ -529,7 +547,7 @@ def _connected(
     clock: anyio.CancelScope,
     confiner: Confiner | None,
 ) -> AbstractAsyncContextManager[None]:
-    """Serve the network of a command, if it has one."""
+    """Serve the network of a command, if it has one. The clock stops while the user is asked about a host."""
     if network is None or confiner is None or not listeners:
         return nullcontext()
     return network.serving(listeners[0], clock, confiner.credentials)

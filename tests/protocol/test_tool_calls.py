@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crow.domain.entries import Announcement, Location
 from crow.protocol.sizes import json_bytes, limit_json, limit_text, split_text
-from crow.protocol.tool_calls import raw_input
+from crow.protocol.tool_calls import call_fields, raw_input
 
 
 def test_text_within_the_limit_is_unchanged() -> None:
@@ -44,6 +45,12 @@ def test_limited_json_keeps_its_shape_and_short_values() -> None:
     assert json_bytes(small) <= 20_000
     assert limit_json(value, 200_000) is value
     assert json_bytes(limit_json([["y" * 50] * 300] * 300, 5_000)) <= 5_000
+
+
+@pytest.mark.parametrize(("line", "sent"), [(0, 1), (7, 7), (10**30, 2**32 - 1)])
+def test_the_line_of_a_location_is_within_the_protocols_limits(line: int, sent: int) -> None:
+    announcement = Announcement(title="Read a", kind="read", locations=(Location(path="/a", line=line),))
+    assert call_fields("c", announcement)["locations"] == [{"path": "/a", "line": sent}]
 
 
 @pytest.mark.parametrize("depth", [150, 300, 600, 900, 5_000])

@@ -64,6 +64,25 @@ async def test_a_check_runs_once_after_the_edits_of_a_step_and_says_what_broke(
 
 
 @pytest.mark.usefixtures("sandbox")
+async def test_a_check_of_named_files_gets_no_file_that_was_removed(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configure(home, """'*.ts' = 'cat {files} && false'\n'*.t*' = 'ls'""")
+    (place / "old.ts").write_text("let old\n")
+    (place / "gone.ts").write_text("let gone\n")
+    move = "*** Begin Patch\n*** Update File: old.ts\n*** Move to: new.ts\n@@\n-let old\n+let new\n*** End Patch"
+    remove = "*** Begin Patch\n*** Delete File: gone.ts\n*** End Patch"
+    endpoint.script(
+        fake.calls(("apply_patch", {"input": move}), prefix="a"),
+        fake.calls(("apply_patch", {"input": remove}), prefix="b"),
+        fake.text("Done."),
+    )
+    moved, removed = await prompted(crow, endpoint, place, {**CONFINED})
+    assert moved.endswith("[check `cat {files} && false` failed with exit code 1]\nlet new\n[check `ls` passed]")
+    assert removed.endswith("Deleted gone.ts.\n[check `ls` passed]")
+
+
+@pytest.mark.usefixtures("sandbox")
 async def test_a_check_is_confined_bounded_and_sees_no_denied_file(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:

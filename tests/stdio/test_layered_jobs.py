@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.stdio.conftest import StartCrow
@@ -69,6 +70,26 @@ async def test_a_protected_file_of_a_running_command_never_reaches_the_workspace
         assert "Not changed" not in "".join(told[-3:]), "the model knows it already"
     assert sorted(os.listdir(files)) == ["b", "src"]
     assert len(user.asked) == 1
+
+
+async def test_changes_whose_question_was_cancelled_are_asked_about_again(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path
+) -> None:
+    user = User("allow_once")
+    async with crow(endpoint=endpoint, env=CONFINED) as agent:
+        agent.answers["session/request_permission"] = lambda _: anyio.sleep_forever()
+        session = await start(agent, files)
+        line = f"echo 1 > c; {WAITS.format('go')}"
+        endpoint.script(shell(line, background=True), go("go"), output())
+        call = await agent.start_prompt(session, "go")
+        await agent.wait_for(lambda message: message.get("method") == "session/request_permission")
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert await call.result() == {"stopReason": "cancelled"}
+        assert not (files / "c").exists()
+        agent.answers |= user.answers
+        await run(agent, endpoint, session, output())
+    assert len(user.asked) == 1
+    assert (files / "c").read_text() == "1\n"
 
 
 async def test_a_running_command_sees_files_that_were_replaced_meanwhile(

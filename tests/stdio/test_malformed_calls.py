@@ -26,6 +26,7 @@ CALLS: tuple[tuple[str, str, str], ...] = (
     ("read_file", DEEP, "nested too deeply"),
     ("read_file", '{"path": "a.txt", "line": "2", "limit": null}', "[lines 2-2 of 2]\ntwo"),
     ("read_file", '{"path": "a.txt", "line": "second"}', "expected a whole number"),
+    ("read_file", '{"path": "a.txt", "line": "--5"}', "expected a whole number"),
     ("read_file", '{"path": 7}', "path is 7"),
     ("read_file", '{"path": "a\\u0000b"}', "expected the path of a file"),
     ("read_file", '{"path": "a.txt", "explanation": "to see it"}', READ),

@@ -33,6 +33,7 @@ def test_arguments_are_converted_to_the_types_of_the_schema(
     ("tool", "given", "words"),
     [
         ("read_file", {"path": "a", "line": "x"}, 'read_file: line is "x"; expected a whole number from 1'),
+        ("read_file", {"path": "a", "line": "--5"}, 'read_file: line is "--5"; expected a whole number from 1'),
         ("read_file", {"path": "a", "line": 0}, "read_file: line is 0; expected a whole number from 1"),
         ("read_file", {"path": "a", "line": True}, "read_file: line is true; expected a whole number from 1"),
         ("read_file", {"path": "a", "line": 1.5}, "read_file: line is 1.5; expected a whole number from 1"),

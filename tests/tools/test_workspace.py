@@ -109,6 +109,17 @@ def test_an_invalid_path_is_refused(root: Path, path: str) -> None:
         DiskWorkspace(root).resolve(path)
 
 
+async def test_no_file_is_removed_through_a_link_that_was_put_into_its_path(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").touch()
+    workspace = DiskWorkspace(root)
+    path = workspace.resolve("folder/file")
+    (root / "folder").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match=r"The path now leads elsewhere|Not a directory|Too many levels"):
+        await workspace.restore(path, None)
+    assert (tmp_path / "outside" / "file").exists()
+
+
 async def test_stat_distinguishes_files_directories_others_and_missing_paths(root: Path) -> None:
     (root / "file").write_bytes(b"abc")
     os.mkfifo(root / "pipe")

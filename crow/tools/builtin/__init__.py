@@ -55,7 +55,7 @@ async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
         planned = await tool.plan(context, arguments_of(call))
         return planned if planned.fault is None else replace(planned, fault=with_name(call.name, planned.fault))
     except (ArgumentError, OSError) as error:
-        # a call with a fault of its own, such as invalid JSON, names itself
+        # the message for a call that could not be parsed, for example because of invalid JSON, already has the name
         fault = describe_error(error) if call.fault is not None else with_name(call.name, describe_error(error))
     announcement = Announcement(title=call.name, kind=tool.kind)
     return PlannedCall(announcement=announcement, access=tool.access, fault=fault, is_barrier=tool.access == "write")
@@ -78,6 +78,6 @@ def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> A
 
 
 def with_name(tool: str, message: str) -> str:
-    """Put the tool's name before the message. Messages of `check` and `parse` already begin with the name and stay
-    unchanged."""
+    """Return the message with the tool's name in front. Messages of `check` and `parse` already begin with the name,
+    and stay unchanged."""
     return message if message.startswith(f"{tool}: ") else f"{tool}: {message}"

@@ -24,7 +24,6 @@ from crow.domain.text import plural
 from crow.tools import Outcome, PlannedCall, Touched, Workspace
 from crow.tools.builtin.edit import MAX_SHOWN_LINES, read_editable, remark_on_others
 from crow.tools.builtin.files import (
-    THREAD_BYTES,
     WHOLE_BYTES,
     Change,
     Write,
@@ -55,7 +54,7 @@ from crow.tools.disk import FILE, open_resolved
 _MAX_NAMED = 3
 _MAX_FAULTS = 3
 _EDITS, _WRITES, _REMOVES = ("edit_file",), ("write_file",), ("edit_file", "write_file")
-"""The tools that do the same with one file."""
+"""The tools that would update, create and remove a file (or move it away) without a patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +63,18 @@ class _FilePlan:
 
     target: PathTarget
     equivalents: tuple[str, ...]
-    """The tools that would make this change without a patch. Their rules hold for it, too."""
+    """The tools that would make this change without a patch. The user's rules for them also apply to the patch."""
     change: Change | None = None
     fault: str | None = None
     """Why the file cannot be changed. `change` is then None."""
     source: PathTarget | None = None
-    """The file that is moved here."""
+    """If set, `target` is new, and this file is moved there."""
 
     @property
     def diff(self) -> Diff | None:
         """The diff to show before the change."""
         if self.change is None or (self.change.before is None and self.change.after is None):
-            return None  # the second is the removal of a binary file
+            return None  # without a change, or the removal of a binary file
         shown = None if self.change.before is None else self.change.before.shown
         return Diff(path=self.target.client_path, old_text=shown, new_text=TextFile(text=self.change.after or "").shown)
 
@@ -112,7 +111,7 @@ async def _plan_patch(context: ToolContext, args: Arguments) -> PlannedCall:
 async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     context = invocation.context
     plans = await _file_plans(invocation.target, context, parse_patch(args["input"]))
-    # there are none if they were not known when the call was allowed
+    # `allowed_paths` is empty if the call was not planned
     if invocation.allowed_paths and tuple(str(plan.target.path) for plan in plans) != invocation.allowed_paths:
         raise ArgumentError("a path of the patch now leads to another file; repeat the call to use it")
     if faults := [plan.fault for plan in plans if plan.fault is not None]:
@@ -151,7 +150,7 @@ async def _write_all(workspace: Workspace, writes: Sequence[Write]) -> list[str]
     order = sorted(range(len(writes)), key=lambda index: writes[index].data is None)
     try:
         for index in order:
-            texts[index] = ""  # this file, too, may be written when an error is raised
+            texts[index] = ""  # if an error is raised now, this file may have been written already
             texts[index] = await perform_write(workspace, writes[index])
     except BaseException as error:
         with anyio.CancelScope(shield=True):
@@ -242,7 +241,7 @@ async def _plans_of(
 
 
 async def _check_missing(context: ToolContext, target: PathTarget) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: there is something at the path."""
+    """Check that nothing exists at a path. :raises ~crow.domain.errors.ArgumentError: something does."""
     if (await context.workspace.stat(target.path)).kind != "missing":
         raise ArgumentError(
             f"{target.name} exists; change it with `*** Update File: {target.name}`, or delete it first with another "
@@ -265,9 +264,14 @@ async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hun
     before = await read_text_file(context.workspace, target.path)
     if before is not None and context.seen_files.has_changed(target.path, before.text):
         raise ArgumentError(changed_fault(context.seen_files, target, before))
-    if hunks and (before is None or apply_hunks(before.text, hunks, name=target.name).text.strip()):
+    if hunks and (before is None or (await _patched(before.text, hunks, target.name)).text.strip()):
         raise ArgumentError(f"the patch deletes {target.name}, but the file has lines that the patch does not remove")
     return Change(before=before, after=None, done=f"Deleted {target.name}.")
+
+
+async def _patched(text: str, hunks: Sequence[Hunk], name: str) -> Patched:
+    """Call `apply_hunks` in a thread: if a hunk does not match exactly, looking for it takes up to some seconds."""
+    return await anyio.to_thread.run_sync(lambda: apply_hunks(text, hunks, name=name), abandon_on_cancel=True)
 
 
 async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
@@ -284,10 +288,7 @@ async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk])
     stub = placeholder_in(added, body)
     if stub is not None:
         raise ArgumentError(f"`{stub}` for {name} stands for code that would be lost; write it out")
-    if len(body) > THREAD_BYTES:
-        patched = await anyio.to_thread.run_sync(lambda: apply_hunks(body, hunks, name=name))
-    else:
-        patched = apply_hunks(body, hunks, name=name)
+    patched = await _patched(body, hunks, name)
     if patched.text == body:
         raise ArgumentError(f"the patch changes nothing in {name}")
     check_mask("the patch", patched.text, body)

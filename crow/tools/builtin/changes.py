@@ -1,4 +1,4 @@
-"""Keeps what a command has changed in a layer, or drops it, and says so."""
+"""Decides whether the files that a command changed in its layer are kept, and tells the model the result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.entries import Announcement, Diff, Location
+from crow.tools import PlannedCall
 from crow.tools.builtin.tool import ToolInvocation
 from crow.tools.jobs import Job, JobLayer
 from crow.tools.layers import Changes, Conflict, Layer
@@ -20,22 +21,24 @@ from crow.tools.layers.snapshots import Snapshot, confirm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What became of a layer."""
+    """The result of a decision about the changes in a layer."""
 
     words: str = ""
-    """For the model."""
+    """What the model is told. Empty if there is nothing to tell."""
     diffs: tuple[Diff, ...] = ()
-    """What was kept."""
+    """The diffs of kept text files."""
+    is_refused: bool = False
+    """The changes were not kept."""
 
     def announced(self, announcement: Announcement) -> Announcement | None:
-        """Return the announcement with the diffs; None if there are none."""
+        """Return `announcement` with the diffs of the kept files, or None if there are no diffs."""
         locations = tuple(Location(path=diff.path) for diff in self.diffs)
         return replace(announcement, diffs=self.diffs, locations=locations) if self.diffs else None
 
 
 async def settle_job(invocation: ToolInvocation, job: Job) -> Settled:
-    """Do the same as :func:`settle` for a command in the background, which may still run. Changes that
-    were rejected before are not asked about again until they change."""
+    """Do the same as :func:`settle` for a command in the background, which may still run. Changes that were refused
+    before are skipped until they change again. If the command has ended, remove its layer."""
     if job.own is None:
         return Settled()
     async with job.own.lock:
@@ -51,40 +54,51 @@ async def settle_job(invocation: ToolInvocation, job: Job) -> Settled:
 async def settle(
     invocation: ToolInvocation, layers: Layers, layer: Layer, own: JobLayer | None = None, *, is_live: bool = False
 ) -> Settled:
-    """Look at what the command has changed, and keep it if the session allows it."""
+    """Find the changes in a layer, and keep them if the session allows it. `own` is None for a command in the
+    foreground. `is_live` says whether the command still runs."""
     changes = await layers.look(layer, is_live=is_live)
-    if own is not None:
-        found = [(each.name, each.after) for each in changes.operations]
-        is_known = all(each in own.refused for each in found)
-        if is_known and (is_live or found):
-            return Settled()
-        own.refused = found
-    reviewer = invocation.ports.reviewer
     if not changes.operations and not changes.problem and not changes.dropped:
         return Settled()
-    names = named(changes)
+    if own is None:
+        return await _decide(invocation, layers, layer, changes, None)
+    found = [(each.name, each.after) for each in changes.operations]
+    is_known = all(each in own.refused for each in found)
+    if is_known and (is_live or found):
+        return Settled()
+    own.refused = ()  # if the question is cancelled, it is asked again
+    settled = await _decide(invocation, layers, layer, changes, own.plan)
+    own.refused = found if settled.is_refused else ()
+    return settled
+
+
+async def _decide(
+    invocation: ToolInvocation, layers: Layers, layer: Layer, changes: Changes, command: PlannedCall | None
+) -> Settled:
+    """Keep or refuse changes. `command` is the plan of a command in the background, otherwise None."""
+    names, reviewer = named(changes), invocation.ports.reviewer
     if changes.problem or reviewer is None:
-        return Settled(words=f"[None of the changes was kept: {changes.problem or 'there is no session'}.]")
+        return _refused(f"None of the changes was kept: {changes.problem or 'there is no session'}.")
     if changes.conflicts:
-        return Settled(words=_conflict_words(changes.conflicts))
+        return _conflict(changes.conflicts)
     if changes.operations:
-        refusal = await reviewer.review(invocation.call_id, changes, None if own is None else own.plan)
+        refusal = await reviewer.review(invocation.call_id, changes, command)
         if refusal:
             where = f" Not changed: {names}." if names else ""
-            return Settled(words=f"[{refusal}{where}]" if names or changes.ignored else "")
+            return _refused(f"{refusal}{where}") if names or changes.ignored else Settled(is_refused=True)
     diffs = await anyio.to_thread.run_sync(diffs_of, changes)
     try:
         words = await _keep(invocation, layers, layer, changes)
     except Conflict as error:
-        return Settled(words=_conflict_words(error.paths))
+        return _conflict(error.paths)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return Settled(words=f"[None of the changes was kept: {reason}. Not changed: {names}.]")
+        return _refused(f"None of the changes was kept: {reason}. Not changed: {names}.")
     return Settled(words=words, diffs=diffs)
 
 
 async def _keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes: Changes) -> str:
-    """Move the changes into the workspace. What undoes them is recorded first. Return what the model should know."""
+    """Move the changes into the workspace. First record how to undo them. Return what the model should know about
+    changes that cannot be undone or were not kept, or an empty string."""
     sentences = []
     if changes.operations:
         with anyio.CancelScope(shield=True):
@@ -102,8 +116,10 @@ async def _keep(invocation: ToolInvocation, layers: Layers, layer: Layer, change
 
 @asynccontextmanager
 async def undoable(invocation: ToolInvocation, *, is_needed: bool) -> AsyncIterator[list[str]]:
-    """Enter while a command runs without a layer. If it may change files, what it changes is stored afterwards, so that
-    it can be undone. The list then has what the model should know."""
+    """Run a command without a layer in this context, so that its changes can be undone. With `is_needed`, the state of
+    the workspace is saved first, and the changes are stored when the command has ended. If the command is cancelled,
+    they are not stored. After the block, the list has the sentences for the model about changes that cannot be undone.
+    """
     layers, words = invocation.context.workspace.layers, list[str]()
     if layers is None or not is_needed:
         yield words
@@ -122,7 +138,8 @@ async def undoable(invocation: ToolInvocation, *, is_needed: bool) -> AsyncItera
 
 
 async def _stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> list[str]:
-    """Store what has changed since a snapshot. Return what the model should know."""
+    """Store what has changed since a snapshot, so that it can be undone. Return the sentences for the model about
+    changes that cannot be undone."""
     try:
         with anyio.CancelScope(shield=True):
             changed = await anyio.to_thread.run_sync(snapshot.changes, {"call": invocation.call_id})
@@ -135,8 +152,12 @@ async def _stored_changes(invocation: ToolInvocation, snapshot: Snapshot) -> lis
     return [f"[No undo can restore these: {some(snapshot.lost)}.]"] if snapshot.lost else []
 
 
-def _conflict_words(paths: Sequence[str]) -> str:
-    return (
-        f"[None of the command's changes was kept, because somebody else has changed the same files meanwhile: "
-        f"{some(paths)}. Look at them, and run the command again.]"
+def _refused(words: str) -> Settled:
+    return Settled(words=f"[{words}]", is_refused=True)
+
+
+def _conflict(paths: Sequence[str]) -> Settled:
+    return _refused(
+        f"None of the command's changes was kept, because somebody else has changed the same files meanwhile: "
+        f"{some(paths)}. Look at them, and run the command again."
     )

@@ -1,7 +1,7 @@
-"""Runs the user's own checks, such as a type checker, after files that they are for have changed.
+"""Runs the user's own checks, such as a type checker, after tools have changed files.
 
-The commands come from the user's settings only. They run confined and may only read, because they often run code that
-the model has just written. Where commands cannot be confined, they do not run.
+The commands of checks come from the user's settings only. They run confined and may only read, because they often run
+code that the model has just written. Where commands cannot be confined, no check runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILES = "{files}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What the checks after a call have found."""
+    """The results of the checks that ran after a call."""
 
     text: str = ""
     """What the model is told. Empty if there was nothing to check."""
@@ -37,13 +37,16 @@ class Checked:
 
 
 class Checks:
-    """The checks of a session. `commands` maps globs of files to command lines."""
+    """The checks of a session. `commands` maps globs to command lines: when a file that the glob matches has changed,
+    the command runs. In a command, `{files}` stands for the changed files."""
 
     def __init__(self, commands: Mapping[str, str]) -> None:
         self._commands = [(pattern, _matcher(pattern), command) for pattern, command in commands.items()]
         self._changed: dict[str, None] = {}
         self._failures: dict[str, str] = {}
+        """By command, the hash of the output of its last run, if that run failed."""
         self._is_told = False
+        """Whether the model was told that checks do not run here."""
 
     def note(self, name: str) -> None:
         """Remember that a file was changed. `name` is its path, relative to the working directory if it is inside."""
@@ -51,11 +54,15 @@ class Checks:
             self._changed[name] = None
 
     async def run(self, workspace: Workspace, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Checked:
-        """Run each check for the files that have changed since the last call."""
+        """Run the checks whose files have changed since the last call. A check with `{files}` gets only the files that
+        still exist, and is skipped if there are none. The commands cannot read the `excluded` files."""
         changed, self._changed = list(self._changed), {}
+        if not changed:
+            return Checked()
+        present = [name for name in changed if await _exists(workspace, name)]
         due: dict[str, dict[str, None]] = {}
         for pattern, matcher, command in self._commands:
-            files = [name for name in changed if _covers(pattern, matcher, name)]
+            files = [name for name in (present if _FILES in command else changed) if _covers(pattern, matcher, name)]
             if files:
                 due.setdefault(command, {}).update(dict.fromkeys(files))
         if not due:
@@ -77,6 +84,7 @@ class Checks:
         excluded: ExcludedPaths,
         ran: list[Mapping[str, object]],
     ) -> str:
+        """Run one check, and add it to `ran`. Return what the model is told."""
         line = command.replace(_FILES, " ".join(map(_quoted, files)))
         name = command if len(command) <= _MAX_NAME_CHARS else f"{command[:_MAX_NAME_CHARS]}…"
         try:
@@ -100,8 +108,15 @@ class Checks:
         return "\n".join(filter(None, [f"[check `{name}` {end}]", shown, hint]))
 
 
+async def _exists(workspace: Workspace, name: str) -> bool:
+    try:
+        return (await workspace.stat(workspace.resolve(name))).kind != "missing"
+    except OSError:
+        return True  # let the check say what is wrong with the file
+
+
 async def _ignore(_output: str) -> None:
-    """Show no output, because a check shows only its result."""
+    """Ignore the output of a check while the check runs. Only its result is shown."""
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:
@@ -116,7 +131,7 @@ def _covers(pattern: str, matcher: re.Pattern[str], name: str) -> bool:
 
 
 def _bounded(output: str) -> str:
-    """Return the output, or whole lines of its beginning and its end if it is long."""
+    """Return the output. If it is long, return only whole lines of its beginning and its end."""
     if len(output) <= _MAX_CHARS:
         return output
     half = _MAX_CHARS // 2

@@ -19,7 +19,6 @@ from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin.files import (
     A_FILE,
     PATH,
-    THREAD_BYTES,
     WHOLE_BYTES,
     Change,
     apply_change,
@@ -29,7 +28,7 @@ from crow.tools.builtin.files import (
     stat_kind,
 )
 from crow.tools.builtin.matching import Replacement, replace_text
-from crow.tools.builtin.mismatch import excerpt, placeholder_in
+from crow.tools.builtin.mismatch import excerpt, name_lines, placeholder_in
 from crow.tools.builtin.text_file import TextFile, read_text_file
 from crow.tools.builtin.tool import (
     Arguments,
@@ -81,7 +80,7 @@ async def _run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def _prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[TextFile, Replacement]:
-    """Return the file, and the replacement.
+    """Return the file as it is now, and the replacement of its text.
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit the file's text.
     :raises OSError: the file cannot be read.
@@ -98,10 +97,8 @@ async def _prepare_edit(context: ToolContext, target: PathTarget, args: Argument
     if stub is not None:
         raise ArgumentError(f"`{stub}` in new_text stands for code that would be lost; write out the whole new_text")
     try:
-        if len(body) > THREAD_BYTES:
-            edit = await anyio.to_thread.run_sync(_replaced, body, args, name)
-        else:
-            edit = _replaced(body, args, name)
+        # If old_text does not match exactly, looking for it takes up to some seconds.
+        edit = await anyio.to_thread.run_sync(_replaced, body, args, name, abandon_on_cancel=True)
     except ArgumentError as error:
         if context.seen_files.has_changed(target.path, file.text):
             raise ArgumentError(f"{error}\nOthers have changed {name} since you read it.") from None
@@ -140,9 +137,9 @@ def _replaced(body: str, args: Arguments, name: str) -> Replacement:
 def remark_on_others(
     context: ToolContext, target: PathTarget, file: TextFile, edited: Sequence[range] | None, known: Sequence[range]
 ) -> str:
-    """Return a remark that others have changed the file since the model saw it, or "" if nobody has. `edited` are the
-    lines that an edit replaces, counted from 0; None means any. `known` are lines that the model wrote down exactly as
-    they are now.
+    """Return a remark for the model that others have changed the file since the model saw it, or "" if nobody has.
+    `edited` are the lines that an edit replaces, counted from 0; None means that they may be anywhere. `known` are the
+    lines that the call quotes exactly as they are now.
 
     :raises ~crow.domain.errors.ArgumentError: the edit touches changed lines that the model does not know.
     """
@@ -153,12 +150,14 @@ def remark_on_others(
     if changed is None or edited is None:
         raise ArgumentError(changed_fault(seen, target, file))
     is_touched = any(lines.start <= changed.stop and changed.start <= lines.stop for lines in edited)
-    # Removed lines are known if the model wrote down what stood around them as one piece.
+    # If others only removed lines, `changed` is empty. The model knows that if it quotes the lines before and after
+    # the removed ones as one piece.
     margin = 0 if changed else 1
     is_known = any(lines.start + margin <= changed.start and changed.stop + margin <= lines.stop for lines in known)
     if is_touched and not is_known:
         raise ArgumentError(changed_fault(seen, target, file, edited))
-    return f"others changed lines {changed.start + 1}-{max(changed.stop, changed.start + 1)} since you read it"
+    lines = name_lines(changed.start + 1, max(changed.stop, changed.start + 1))
+    return f"others changed {lines} since you read it"
 
 
 _EDIT_FILE_SPEC = tool_spec(

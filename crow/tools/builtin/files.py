@@ -34,6 +34,7 @@ from crow.tools.builtin.tool import (
     ToolContext,
     ToolInvocation,
     argument,
+    describe_error,
     display_name,
     tool_spec,
 )
@@ -56,7 +57,7 @@ _ROW_BYTES = 4 * _LINE_CHARS
 _SNIFFED_CHARS = 8_192
 _SNIFFED_BYTES = 16
 _UNREAD_LINES = 60
-"""A longer file that the model has not read is not replaced as a whole."""
+"""`write_file` refuses to replace a longer file that the model has not read."""
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
@@ -68,7 +69,8 @@ _IMAGE = re.compile(
 _PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 _KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
 _PLACE = re.compile(r"@?(?P<path>[^@].*?)(?::(?P<first>\d{1,9})(?:[-:](?P<last>\d{1,9}))?)?")
-"""A path as other programs print places in files, or as people mention files in a prompt."""
+"""Matches a path with a line or lines, as other programs print it (`a.py:20`), and a path with `@` in front, as people
+mention files in a prompt."""
 
 _SKIPPED = frozenset({"node_modules", "venv", "__pycache__", "target", "build", "dist"})
 _MAX_DIRECTORIES = 2_000
@@ -78,9 +80,9 @@ _MAX_COMPARED_NAMES = 500
 _COMPARED_CHARS = 60
 
 
-async def _readable(context: ToolContext, args: Arguments) -> Arguments:
-    """Return the arguments of a call that names a file as `@path`, `path:20` or `path:20-40`, in their plain form. A
-    file that really has such a name comes first."""
+async def _with_plain_path(context: ToolContext, args: Arguments) -> Arguments:
+    """Return the arguments of `read_file` with a plain path: `@path`, `path:20` and `path:20-40` become `path`, and the
+    lines become `line` and `limit`. If there is a file with exactly the given name, return the arguments unchanged."""
     found = _PLACE.fullmatch(args["path"])
     if found is None or (await context.workspace.stat(context.target(args["path"]).path)).kind != "missing":
         return args
@@ -94,7 +96,7 @@ async def _readable(context: ToolContext, args: Arguments) -> Arguments:
 
 
 async def _plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
-    args = await _readable(context, args)
+    args = await _with_plain_path(context, args)
     target = context.target(args["path"])
     line, limit = args.get("line"), args.get("limit")
     lines = f" from line {line}" if line is not None else ""
@@ -104,7 +106,7 @@ async def _plan_read(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    args = await _readable(invocation.context, args)
+    args = await _with_plain_path(invocation.context, args)
     workspace, target = invocation.context.workspace, invocation.target(args["path"])
     stat = await stat_kind(workspace, target, ("file",), A_FILE, head=_SNIFFED_BYTES)
     media = image_type(stat.head)
@@ -112,7 +114,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         return await _read_image(workspace, target, stat, media)
     if stat.head.startswith(PDF_START):
         return await _read_pdf(workspace, target, stat)
-    text, note = None, ""
+    text, note, may_have_strays = None, "", True
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, _SNIFFED_CHARS)).decode("utf-8", "replace")
         is_binary = "\0" in start or start.count("�") * 10 > len(start)
@@ -120,7 +122,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         file = await read_text_file(workspace, target.path)
         is_binary = file is None
         if file is not None:
-            text = file.shown
+            text, may_have_strays = file.shown, file.shown != file.text
             invocation.context.seen_files.note(target.path, file.text)
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
@@ -137,7 +139,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             at += len(piece)
             if not await anyio.to_thread.run_sync(window.feed, piece):
                 break
-    return Outcome(text=_format_window(window, target.name, size) + note)
+    return Outcome(text=_format_window(window, target.name, size, may_have_strays=may_have_strays) + note)
 
 
 async def _read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
@@ -161,10 +163,11 @@ async def _read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) ->
     return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
-def _format_window(window: LineWindow, name: str, size: str) -> str:
+def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays: bool) -> str:
     """Return the lines of the window as the file has them. If this is not the whole file, a line in front says which
     lines they are. If the file has more lines than fit, a line at the end says how to continue. `size` is the number of
-    lines in the file, or a text that says how large the file is.
+    lines in the file, or a text that says how large the file is. `may_have_strays` is False if the file is known to
+    have no bytes that cannot be decoded.
 
     :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
     """
@@ -182,7 +185,7 @@ def _format_window(window: LineWindow, name: str, size: str) -> str:
         rows.append(text)
     last = window.first + len(rows) - 1
     is_cut = len(rows) < len(window.rows) or (window.has_more and not window.is_limit_asked)
-    has_undecodable = any("�" in row for row in rows)
+    has_undecodable = may_have_strays and any("�" in row for row in rows)
     if window.first > 1 or window.has_more or is_cut or not any(rows):
         rows.insert(0, f"[lines {window.first}-{last} of {size}]")
     if is_cut:
@@ -262,10 +265,14 @@ class LineWindow:
 
 async def _plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
-    before, fault = await _read_replaced(context, target, args["content"])
-    shown = None if before is None else before.shown
-    check_mask("content", args["content"], shown or "")
-    diff = Diff(path=target.client_path, old_text=shown, new_text=_in_form_of(before, args["content"]))
+    diff, content = None, args["content"]
+    try:
+        before, fault = await _read_replaced(context, target, content)
+        shown = None if before is None else before.shown
+        check_mask("content", content, shown or "")
+        diff = Diff(path=target.client_path, old_text=shown, new_text=_in_form_of(before, content))
+    except (ArgumentError, OSError) as error:
+        fault = describe_error(error)
     return await plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 
@@ -349,8 +356,9 @@ async def _read_replaced(context: ToolContext, target: PathTarget, content: str)
 
 
 def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile, edited: Sequence[range] = ()) -> str:
-    """Return the reason why a file that others have changed cannot be changed now. It shows what they changed, with the
-    lines beside it that are `edited`."""
+    """Return the error message for a file that others have changed since the model saw it. The message shows the
+    changed lines. `edited` are the lines, counted from 0, that the refused edit would replace. Those that overlap or
+    touch the changed lines are shown, too."""
     lines = now.shown.split("\n")
     changed = seen.changed_lines(target.path, now.text)
     if changed is None:
@@ -371,8 +379,8 @@ async def plan_change(
     fault: str | None,
     line: int | None = None,
 ) -> PlannedCall:
-    """Plan a call that writes to `target`. If the file is secret or outside the workspace, `fault` is ignored, because
-    the message could reveal what the file contains."""
+    """Plan a call that writes to `target`. `fault` is the reason why the call must not run. It is ignored if the file
+    is secret or outside the workspace, because it could reveal what the file contains."""
     protection = context.workspace.protection(target.path)
     # An editor may write a file in place. This changes the file under all its names.
     if target.has_hard_links and protection == "none":
@@ -402,14 +410,15 @@ class Change:
     after: str | None
     """The whole new text, or None to remove the file."""
     title: str = ""
+    """The title of the call."""
     done: str
     """What the model is told when the change is made."""
     line: int | None = None
     """The first changed line, counted from 1."""
     argument: str = "content"
-    """The argument that the new text comes from."""
+    """The argument that the new text comes from, for error messages."""
     like: TextFile | None = None
-    """The file whose encoding a new file gets."""
+    """A new file gets the encoding of this file, which is moved there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,7 +438,7 @@ class Write:
 
 
 async def apply_change(invocation: ToolInvocation, target: PathTarget, change: Change) -> Outcome:
-    """Log the old content, write the new one, and return an outcome that shows the file's new content."""
+    """Record the old content in the log, write the new one, and return an outcome with the diff."""
     write = await prepare_write(invocation.context.workspace, target, change)
     await record_write(invocation, write)
     written = await perform_write(invocation.context.workspace, write)
@@ -460,7 +469,7 @@ async def prepare_write(workspace: Workspace, target: PathTarget, change: Change
 
 
 async def record_write(invocation: ToolInvocation, write: Write) -> None:
-    """Record what the file contains before the write."""
+    """Record in the session's log what the write replaces, so that it can be undone."""
     log = invocation.ports.log
     await log.before_change(invocation.call_id, write.target.path, write.old, write.data, mode=write.mode)
 
@@ -476,7 +485,7 @@ async def perform_write(workspace: Workspace, write: Write) -> str:
 
 
 async def conclude_write(context: ToolContext, write: Write, written: str) -> tuple[str, Diff]:
-    """Remember the written text. Return what the model is told, and the diff."""
+    """Note that the model knows the `written` text. Return what the model is told, and the diff."""
     target, before, done = write.target, write.change.before, write.change.done
     context.checks.note(target.name)
     shown = None if before is None else before.shown
@@ -580,8 +589,8 @@ def sound_picture_type(data: str) -> str | None:
 
 
 def sound_pdf(data: str, uri: str) -> Attachment | None:
-    """Return the file of a server at `uri` for the model. Return None if the base64 data is invalid, too large, or no
-    PDF."""
+    """Return a PDF that an MCP server sent as base64 `data`, as an attachment for the model. `uri` is its address on
+    the server. Return None if the data is invalid, too large, or no PDF."""
     try:
         decoded = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -78,6 +78,7 @@ class Lines:
         self.folded = [fold(line) for line in self.contents]
         self._joined = "\n".join(self.folded)
         self._starts = [0, *accumulate(len(line) + 1 for line in self.folded)]
+        self._known: tuple[int, list[int] | None] | None = None
 
     @cached_property
     def unit(self) -> int:
@@ -102,8 +103,8 @@ class Lines:
         first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, end) - 1
         from_column, to_column = start - self._starts[first], end - self._starts[last]
         is_whole_start, is_whole_end = from_column == 0, to_column == len(self.folded[last])
-        left = None if is_whole_start else places_of(self.contents[first])
-        right = None if is_whole_end else places_of(self.contents[last])
+        left = None if is_whole_start else self._places_in(first)
+        right = None if is_whole_end else self._places_in(last)
         if (left is None and not is_whole_start) or (right is None and not is_whole_end):
             return None
         return Place(
@@ -114,6 +115,11 @@ class Lines:
             is_whole_start=is_whole_start,
             is_whole_end=is_whole_end,
         )
+
+    def _places_in(self, line: int) -> list[int] | None:
+        if self._known is None or self._known[0] != line:  # a very long line may have thousands of places
+            self._known = (line, places_of(self.contents[line]))
+        return self._known[1]
 
     def at(self, place: Place) -> list[str]:
         """Return the lines of a place, without the parts of the first and the last line that do not belong to it."""

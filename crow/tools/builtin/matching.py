@@ -1,8 +1,9 @@
 """Finds the place in a file that an edit means, and makes the edit there.
 
 An exact match comes first. Next, slips that old and new text share are undone, such as line numbers in front of each
-line. Last, lines are compared without regard to white space and look-alike characters. Only one possible place is ever
-accepted, and what the edit does not change keeps the file's own characters.
+line. Last, lines are compared without regard to white space and look-alike characters. If several places match, the
+edit is refused, unless it asks for all exact matches. Text that the edit does not change keeps the file's own
+characters.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from crow.tools.builtin.folding import LOOK_ALIKES, Lines, Place, fold, is_look_
 from crow.tools.builtin.mismatch import NEW, OLD, already_made, ambiguous, applied_at, excerpt, not_found, unclear
 
 _MAX_COMPARED = 4_000_000
-"""Old and new texts are compared line by line only up to this product of their numbers of lines."""
+"""Old and new text are compared line by line, or word by word, only if the product of their numbers of lines or words
+is at most this."""
 
 MAX_LINES_COMPARED = 1_000_000
+"""The search for places with similar lines ends when it has compared about this many lines."""
 _MAX_PLACES = 15
 """At most this many places are named if several match."""
 
@@ -45,7 +48,7 @@ class Replacement:
     line: int
     """The first replaced line, counted from 1."""
     remark: str = ""
-    """How old_text matched, if the match was not exact."""
+    """How old_text matched, if the match was not exact. The model is told."""
 
 
 def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement:
@@ -86,7 +89,7 @@ def _replace_exactly(
             continue
         at = places[0]
         if not every and _begins_within_indentation(text, at):
-            continue  # the lines are indented less than those of the file, so new_text must be indented too
+            continue  # old_text is indented less than the file, so new_text must be indented first: _replace_folded
         if not every and text.find(wanted, at + 1) >= 0:  # a second match may overlap the first
             raise ArgumentError(_ambiguous_exactly(text, wanted, name))
         has_lf_end = "\n" not in old and not every and _line_end_at(text, at) == "\n"
@@ -126,10 +129,11 @@ def _begins_within_indentation(text: str, at: int) -> bool:
 
 
 def _with_line_end(text: str, at: int, wanted: str, given: str, name: str) -> tuple[str, str]:
-    """Return the new text, and a remark. If it lacks the line end at the end of the old text, give it one: otherwise
-    the next line would be joined to it. If nothing but the line end changes, that is meant.
+    """Return the text to write in place of the match `wanted` at `at`, and a remark, which may be empty. This is the
+    new text `given`. If only `wanted` ends with a line end, the new text gets one, too, because otherwise the next line
+    would be joined to it. It gets none if it only leaves out the line end, or is empty and replaces whole lines.
 
-    :raises ~crow.domain.errors.ArgumentError: the old text begins within a line, so a joined line may be meant.
+    :raises ~crow.domain.errors.ArgumentError: the match begins within a line, so a joined line may be meant.
     """
     end = "\r\n" if wanted.endswith("\r\n") else "\n"
     if not wanted.endswith(end) or given.endswith("\n") or given + end == wanted:
@@ -147,10 +151,10 @@ def _with_line_end(text: str, at: int, wanted: str, given: str, name: str) -> tu
 
 
 def _check_edges(text: str, at: int, wanted: str, given: str, name: str) -> None:
-    """Refuse an edit that would write a part of a line twice, because the old text cuts the line and the new text has
-    it whole.
+    """Check that an edit does not write a part of a line twice, as it would if `wanted`, the old text, is only a part
+    of a line and `given`, the new text, has the whole line.
 
-    :raises ~crow.domain.errors.ArgumentError: it would. The message shows the whole lines.
+    :raises ~crow.domain.errors.ArgumentError: a part would stand there twice. The message shows the whole lines.
     """
     stop = at + len(wanted)
     line_end = text.find("\n", stop)
@@ -204,7 +208,8 @@ def _line_end_at(text: str, at: int) -> str:
     return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
 
 
-# Slips: both texts were changed in the same way on their way here.
+# A slip is a change that both old and new text have, such as line numbers in front of each line. Each of these
+# functions undoes one kind of slip. It yields the texts without the slip, or nothing if they do not have it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +359,8 @@ def _replace_folded(lines: Lines, old: str, new: str, *, name: str) -> Replaceme
 
 
 def _readings(old: str, new: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the lines of old and new text: as given, and without the blank lines that both have around them."""
+    """Yield the lines of old and new text: first as given, then without the blank lines that both have at their
+    beginning and end, if there are any."""
     given_old, given_new = _content_lines(old), _content_lines(new) if new else []
     if new.endswith("\n") and not old.endswith("\n"):
         given_new.append("")  # as in an exact match, this makes a blank line
@@ -378,7 +384,7 @@ def _blank_ends(lines: Sequence[str]) -> tuple[int, int]:
 def _merge(
     lines: Lines, place: Place, indents: Indents, old: Sequence[str], new: Sequence[str], name: str
 ) -> Replacement:
-    """Make the edit at `place`. What `old` and `new` share keeps the characters of the file."""
+    """Make the edit at `place`. Where `old` and `new` are the same, the file keeps its own characters."""
     actual = lines.at(place)
     before, after = lines.contents[place.first][: place.start], lines.contents[place.last][place.end :]
     try:
@@ -427,7 +433,8 @@ class Unclear(Exception):
 
 
 class Indents:
-    """How the indentation of old_text becomes the indentation of the file."""
+    """Converts the indentation of old_text and new_text to the indentation of the file. `pairs` maps the indentations
+    of the lines of old_text to those of the same lines in the file."""
 
     def __init__(self, pairs: dict[str, str], unit: int) -> None:
         self._pairs = pairs
@@ -490,7 +497,8 @@ class Indents:
         return found[0]
 
     def _shifted(self, indent: str) -> str | None:
-        """Add or remove what the file's lines have more or less than those of old_text, if that is always the same."""
+        """If all lines of the file are indented by the same text more, or less, than those of old_text, return `indent`
+        with this text added or removed. Otherwise return None."""
         shifts = set()
         for mine, theirs in self._pairs.items():
             if theirs.endswith(mine):
@@ -505,7 +513,8 @@ class Indents:
         return added + indent[len(removed) :] if indent.startswith(removed) else None
 
     def _scaled(self, indent: str) -> str | None:
-        """Convert between tabs and spaces, or between units of indentation, in the ratio of the known lines."""
+        """Convert between tabs and spaces, or between widths of indentation, in the ratio of the known lines. Return
+        None if they have no common ratio."""
         known = {mine: theirs for mine, theirs in self._pairs.items() if mine or theirs}
         units = {character for theirs in known.values() for character in theirs}
         own = {character for mine in (*known, indent) for character in mine}

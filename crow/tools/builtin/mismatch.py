@@ -24,13 +24,16 @@ _MAX_POSITIONS = 50
 """At most this many positions of one line are considered."""
 _MAX_SIMILAR = 40
 """At most this many lines are compared character by character."""
+_MAX_TOKENS = 600
+"""At most this many tokens of two parts of a text are compared, because the time grows with the square."""
 _MIN_RATIO = 0.6
 _MIN_LEFT = 0.8
-"""Lines that are more alike than this count as the same line with a slip."""
+"""Two lines with a higher ratio count as the same line, which has been changed a little."""
 _MIN_APPLIED_CHARS = 24
+"""A shorter new text may occur in the file by chance, so it does not show that an edit was already made."""
 OLD = "old_text"
 NEW = "new_text"
-"""What the lines of an edit are called, if they are arguments of edit_file."""
+"""The names of the two texts of an edit in messages, if the edit is a call of edit_file."""
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 _WORD = re.compile(r"\w{2,}")
 _FORMAT = re.compile(r"[\s,;'\"`()\\]+")
@@ -78,8 +81,9 @@ def ambiguous(
     what: str = OLD,
     advice: str = "include more lines so that it occurs once, or set all=true",
 ) -> str:
-    """Return the error message for `what`, a text of `count` lines that occurs `times` times, among others at the lines
-    `firsts` (counted from 0). If `times` is 0, how often is not known."""
+    """Return the error message for a text that occurs several times. `what` names the text, which has `count` lines.
+    `firsts` are some of the lines at which it begins, counted from 0. `times` is the number of occurrences; 0 if it is
+    not known. `is_exact` is False if the text occurs only if white space is ignored."""
     parts: list[tuple[int, int]] = []
     for first in firsts[:_MAX_PLACES]:
         start, end = max(0, first - 2), first + count + 1
@@ -100,13 +104,14 @@ def ambiguous(
 
 
 def unclear(lines: Sequence[str], first: int, last: int, name: str, reason: str, *, what: str = OLD) -> str:
-    """Return the error message for a place (the indexes of its lines) that matches only if white space is ignored, and
-    where the new text cannot be placed for a reason."""
+    """Return the error message for an edit that matches only if white space is ignored, and whose new text cannot be
+    fitted in for the given reason. `first` and `last` are the indexes of the matching lines."""
     return f"{reason}. Copy {what} exactly; {name} has:\n{excerpt(lines, first, last + 1)}"
 
 
 def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, made: str = NEW) -> str:
-    """Return the error message for `what`, a text that does not occur. `made` is what replaces it."""
+    """Return the error message for a text `old` that does not occur in the file, with the lines that come closest.
+    `what` and `made` name the old and the new text in the message."""
     wanted = [line.removesuffix("\r") for line in old.strip("\n").split("\n")]
     start = f"{what} does not occur in {name}"
     stub = placeholder_in(old, "")
@@ -128,8 +133,8 @@ def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, m
 
 
 def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = _MAX_EXCERPT_LINES) -> str:
-    """Return lines `start` to `end` (exclusive, counted from 0) with their numbers, as read_file shows them. A long
-    excerpt loses its middle."""
+    """Return lines `start` to `end` (exclusive, counted from 0), each with its number, counted from 1, and a tab in
+    front. If there are more than `most` lines or too many characters, a note stands for those that are left out."""
     end = min(end, len(lines))
     if end == len(lines) and end > start + 1 and not lines[-1]:
         end -= 1  # what follows the last line end is no line
@@ -157,7 +162,8 @@ def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = _MAX_EXCE
 
 
 def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str = OLD, made: str = NEW) -> str:
-    """Return the error message for an edit whose new text stands at `place` already."""
+    """Return the error message for an edit whose new text is already in the file. `place` has the indexes of its first
+    and last line."""
     first, last = place
     shown = excerpt(lines.contents, max(0, first - 2), last + 3, most=14)
     start = f"{what} does not occur in {name}, but {made} does, from line {first + 1}"
@@ -165,8 +171,9 @@ def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str =
 
 
 def applied_at(lines: Lines, new: str, old: str) -> tuple[int, int] | None:
-    """Return the first and last line of `new` if it is long enough to mean something and stands once in the file.
-    Return None if `new` only leaves out something of `old` that still stands beside it."""
+    """Return the indexes of the first and last line of `new` in the file if the edit from `old` to `new` was probably
+    already made: `new` is long enough, and occurs once. Otherwise return None. An edit that removes lines was not made
+    if one of them still stands beside the place."""
     wanted = [fold(line) for line in new.strip("\n").split("\n")]
     if len("".join(wanted)) < _MIN_APPLIED_CHARS:
         return None
@@ -218,8 +225,8 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
         score += sum(len(line) for line in hints.intersection(lines.folded[first : last + 1]))
         # Of two places that are equally alike, the one with the same indentation is meant.
         score += len(set(wanted).intersection(lines.contents[first : last + 1]))
-        given = " ".join(folded)[:2_000]
-        score += _ratio(given, " ".join(lines.folded[first : last + 1])[:2_000]) * len(given)
+        given, found = " ".join(folded)[:2_000], " ".join(lines.folded[first : last + 1])[:2_000]
+        score += _ratio(_TOKEN.findall(given)[:_MAX_TOKENS], _TOKEN.findall(found)[:_MAX_TOKENS]) * len(given)
         if best is None or score > best[0]:
             best = (score, first, last)
     return None if best is None else best[1:]
@@ -265,7 +272,7 @@ def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
 
 
 def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
-    """Do the same with lines that are only similar."""
+    """Count votes as :func:`_votes` does, but for lines that are only similar."""
     longest = sorted(range(len(wanted)), key=lambda index: -len(wanted[index]))[:4]
     words = {index: set(_WORD.findall(wanted[index][:_MAX_LINE_CHARS])) for index in longest}
     searched = set().union(*words.values())
@@ -286,7 +293,7 @@ def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
     return votes
 
 
-def _ratio(one: str, other: str) -> float:
+def _ratio(one: Sequence[str], other: Sequence[str]) -> float:
     return SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
 
 
@@ -305,7 +312,7 @@ def _explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str
         None, mine[:400], theirs[:400], autojunk=False
     ).get_opcodes():
         if step == "insert" and any(theirs[from_theirs:to_theirs]):
-            causes.append(f"{what} leaves out {_lines(first + from_theirs + 1, first + to_theirs)}")
+            causes.append(f"{what} leaves out {name_lines(first + from_theirs + 1, first + to_theirs)}")
         elif step == "insert":
             causes.append(f"line {first + from_theirs + 1} is blank, which {what} leaves out")
         elif step == "delete" and any(mine[from_mine:to_mine]):
@@ -318,7 +325,7 @@ def _explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str
             for offset, (one, other) in enumerate(pairs):
                 causes.append(_explain_line(one, other, first + from_theirs + offset + 1, what))
         elif step == "replace":
-            causes.append(f"{_lines(first + from_theirs + 1, first + to_theirs)} are different")
+            causes.append(f"{name_lines(first + from_theirs + 1, first + to_theirs)} are different")
     return causes[:_MAX_CAUSES] + (["and more"] if len(causes) > _MAX_CAUSES else [])
 
 
@@ -338,7 +345,8 @@ def _explain_line(mine: str, theirs: str, number: int, what: str) -> str:
     return f"line {number} has {_shown(has)} where {what} has {_shown(wants)}"
 
 
-def _lines(first: int, last: int) -> str:
+def name_lines(first: int, last: int) -> str:
+    """Return `line 5` or `lines 5-7`."""
     return f"line {first}" if first == last else f"lines {first}-{last}"
 
 

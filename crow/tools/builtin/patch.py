@@ -25,10 +25,7 @@ _MOVE = re.compile(r"\*{3} Move to: ?(.*)")
 _RANGE = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@ ?(.*)")
 _FENCE = re.compile(r"\s*```[\w+-]*\s*")
 _HEREDOC = re.compile(r"\s*(?:apply_patch\s+)?<<-?\s*(['\"]?)(\w+)\1\s*")
-_GIT_EXTRA = re.compile(
-    r"(?:diff --git |index [0-9a-f]+\.\.|(?:new|deleted) file mode |(?:old|new) mode |similarity index |"
-    r"rename from |rename to )"
-)
+_GIT_EXTRA = re.compile(r"(?:index [0-9a-f]+\.\.|(?:new|deleted) file mode |old mode |similarity index )")
 _BEGIN, _END, _END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _NO_NEWLINE = "\\ No newline at end of file"
 
@@ -92,8 +89,8 @@ def parse_patch(text: str) -> tuple[FileChange, ...]:
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """Leave out what stands around the patch: `*** Begin Patch` and `*** End Patch`, code fences, and a heredoc."""
-    closing = ""
+    """Remove what stands around the patch: `*** Begin Patch` and `*** End Patch`, a code fence, and a here-document.
+    Return the same list."""
 
     def strip() -> None:
         while lines and not lines[0].strip():
@@ -103,9 +100,8 @@ def _unwrapped(lines: list[str]) -> list[str]:
 
     strip()
     if lines and (heredoc := _HEREDOC.fullmatch(lines[0])):
-        closing = heredoc[2]
         del lines[0]
-        if lines and lines[-1].strip() == closing:
+        if lines and lines[-1].strip() == heredoc[2]:
             del lines[-1]
     strip()
     if lines and _FENCE.fullmatch(lines[0]):
@@ -118,13 +114,16 @@ def _unwrapped(lines: list[str]) -> list[str]:
     if lines and lines[-1].strip() == _END:
         del lines[-1]
     for line in lines:
-        if line.strip() in (_BEGIN, _END):
+        if line.rstrip() in (_BEGIN, _END):  # with a space in front, it is a kept line of a file
             raise ArgumentError(f"`{line.strip()}` stands in the middle of the patch; send one patch with all files")
     return lines
 
 
 def _joined(changes: Sequence[FileChange]) -> tuple[FileChange, ...]:
-    """Join several updates of one file."""
+    """Join several updates of one file into one change.
+
+    :raises ~crow.domain.errors.ArgumentError: a file is named twice in any other way.
+    """
     found: dict[str, FileChange] = {}
     for change in changes:
         known = found.get(change.path)
@@ -176,19 +175,31 @@ class _Reader:
     def git_changes(self) -> list[FileChange]:
         """Return the changes of a patch in git's form."""
         changes: list[FileChange] = []
+        opened: int | None = None  # the index of a line `diff --git` below which no hunk has been read
         while self._at < len(self._lines):
             line = self._lines[self._at]
             if _is_git_header(self._lines, self._at):
+                opened = None
                 old, new = (_git_path(self._lines[self._at + offset]) for offset in (0, 1))
                 self._at += 2
                 body = self._body(is_git=True)
                 changes.append(_git_change(*_without_prefixes(old, new), body))
             elif line.startswith("rename "):
                 raise self._error("use `*** Update File: OLD` with `*** Move to: NEW` to rename a file")
+            elif line.startswith("new mode "):
+                raise self._error("a patch cannot change a file's mode; use chmod in shell")
+            elif line.startswith("diff --git ") and opened is None:
+                opened = self._at
+                self._at += 1
             elif not line.strip() or _GIT_EXTRA.match(line):
                 self._at += 1
             else:
-                raise self._error("expected a line such as `*** Update File: PATH`")
+                break
+        if opened is not None:
+            self._at = opened
+            raise self._error("no changed lines follow; use `*** Add File: PATH` or `*** Delete File: PATH`")
+        if self._at < len(self._lines):
+            raise self._error("expected a line such as `*** Update File: PATH`")
         return changes
 
     def _body(self, *, is_git: bool = False) -> list[str]:
@@ -230,7 +241,7 @@ def _update(path: str, body: list[str]) -> FileChange:
         body = body[1:]
     if body and (move := _MOVE.fullmatch(body[0])):
         move_to, body = move[1].strip(), body[1:]
-    if _is_git_header([*body, "@@"], 0):  # git's lines below `*** Update File:` say nothing new
+    if _is_git_header([*body, "@@"], 0):  # `---` and `+++` below `*** Update File:` only repeat the path
         body = body[2:]
     hunks = _hunks(path, body)
     if not hunks and not move_to:
@@ -255,7 +266,8 @@ def _git_path(line: str) -> str:
 
 
 def _without_prefixes(old: str, new: str) -> tuple[str, str]:
-    """Leave out `a/` and `b/` in front of the two paths, if both have them or the other is `/dev/null`."""
+    """Return the two paths without the `a/` and `b/` that git puts in front of them. Paths are returned unchanged
+    unless both have these prefixes, or one has and the other is `/dev/null`."""
     has_prefixes = (old.startswith("a/") or old == "/dev/null") and (new.startswith("b/") or new == "/dev/null")
     return (old.removeprefix("a/"), new.removeprefix("b/")) if has_prefixes else (old, new)
 
@@ -276,7 +288,10 @@ def _git_change(old: str, new: str, body: list[str]) -> FileChange:
 
 
 def _hunks(path: str, body: Sequence[str]) -> tuple[Hunk, ...]:
-    """Return the hunks of one file. Hunks that only keep lines are left out."""
+    """Return the hunks of one file. Blank lines that belong to no hunk are left out.
+
+    :raises ~crow.domain.errors.ArgumentError: a hunk changes nothing, or a line cannot be read.
+    """
     hunks: list[Hunk] = []
     headers: list[str] = []
     lines: list[HunkLine] = []

@@ -1,8 +1,9 @@
 """Makes the changes of a patch in the text of a file.
 
-Each hunk is looked for in the file as it is: first its exact lines, then lines without the space that marks them as
-kept, then folded lines. Among several places, headers, the end of the file and line numbers choose. A hunk that could
-mean two places, or none, is refused.
+Each hunk is looked for in the file as it was before the patch: first its exact lines; then its lines as they would be
+if the model had left out the space that marks kept lines; then its folded lines (see
+:mod:`crow.tools.builtin.folding`). If several places match, the hunk's headers, its mark for the end of the file and
+its line number choose one of them. A hunk that matches no place, or still several, is refused.
 """
 
 from __future__ import annotations
@@ -37,21 +38,24 @@ class Patched:
     line: int
     """The first changed line, counted from 1."""
     remarks: tuple[str, ...] = ()
-    """How hunks matched whose match was not exact."""
+    """For each hunk that did not match exactly, how it matched."""
     changed: tuple[range, ...] = ()
     """The lines of the old text that are replaced, counted from 0. Ranges of added lines are empty."""
     known: tuple[range, ...] = ()
-    """The lines of the old text that the hunks name exactly."""
+    """The lines of the old text that the hunks quote exactly, counted from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Splice:
-    """New lines for a part of the file."""
+    """New lines in place of a part of the file."""
 
     start: int
+    """The index of the first line that is replaced."""
     stop: int
+    """The index after the last line that is replaced. Equal to `start` if lines are only added."""
     lines: tuple[str, ...]
     hunk: int
+    """The number of the hunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +63,15 @@ class _Match:
     """A place where a hunk may belong."""
 
     first: int
+    """The index of the first line in the file."""
     lines: tuple[HunkLine, ...]
-    """The lines of the hunk as they were understood."""
+    """The lines of the hunk, without a slip that was undone."""
     indents: Indents
+    """Converts the indentation of the hunk to that of the file."""
     is_exact: bool = True
+    """False if only the folded lines are the same."""
     remark: str = ""
-    """The slip that was undone."""
+    """Which slip was undone. Empty if there was none."""
 
     @property
     def last(self) -> int:
@@ -145,7 +152,8 @@ def _locate(lines: Lines, hunk: Hunk, name: str) -> _Match:
 
 
 def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
-    """Return the places of a hunk that match best."""
+    """Return the places where a hunk matches in the best of the three ways: exactly, without the mark of kept lines, or
+    folded."""
     folded: list[_Match] = []
     unmarked: list[_Match] = []
     for reading, slip in _readings(hunk.lines):
@@ -173,8 +181,8 @@ def _matches(lines: Lines, hunk: Hunk, name: str) -> list[_Match]:
 
 
 def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[tuple[HunkLine, ...], str]]:
-    """Yield the lines as they are given, without blank lines at the ends that have no mark, and without the slips that
-    old and new lines share. Each comes with a remark on the slip."""
+    """Yield the ways to read the lines of a hunk, each with a remark about the slip that was undone, or "": first as
+    given, then without unmarked blank lines at both ends, then without each slip that old and new lines share."""
     yield lines, ""
     filled = [index for index, line in enumerate(lines) if line.mark or line.text]
     inner = lines[filled[0] : filled[-1] + 1]
@@ -203,7 +211,8 @@ def _is_unmarked(reading: Sequence[HunkLine], actual: Sequence[str]) -> bool:
 
 
 def _chosen(lines: Lines, hunk: Hunk, matches: Sequence[_Match]) -> Sequence[_Match]:
-    """Return those of several places that the headers, the end of the file or the line number choose."""
+    """Return those of several matches that fit the hunk's headers, its mark for the end of the file and its line
+    number. A condition that no match fits is ignored. If more than one match is returned, the place is not clear."""
     if len(matches) > 1 and hunk.headers:
         scopes = _scopes(lines, hunk.headers)
         matches = [match for match in matches if any(_is_in(match, scope) for scope in scopes)] or matches
@@ -220,8 +229,8 @@ def _is_in(match: _Match, scope: range) -> bool:
 
 
 def _scopes(lines: Lines, headers: Sequence[str]) -> list[range]:
-    """Return the parts of the file below the headers, each of which is looked for within the one before. A part begins
-    with the header's line."""
+    """Return the parts of the file that the headers name. Each header is looked for within the parts of the header
+    before it. A part begins with the header's own line."""
     scopes = [range(len(lines.contents))]
     for header in headers:
         found = _header_lines(lines, header)
@@ -238,8 +247,8 @@ def _header_lines(lines: Lines, header: str) -> list[int]:
 
 
 def _scope(lines: Lines, start: int) -> range:
-    """Return the lines that belong to a header: all that follow and are indented deeper. If the next line is not, the
-    rest of the file."""
+    """Return the lines that belong to the header at line `start`: the header and the lines below it that are indented
+    deeper. If no such line follows the header, return the rest of the file."""
     contents = lines.contents
     depth = indent_width(contents[start])
     for index in range(start + 1, len(contents)):
@@ -251,8 +260,8 @@ def _scope(lines: Lines, start: int) -> range:
 
 
 def _check_header(lines: Lines, hunk: Hunk, match: _Match, name: str) -> None:
-    """Refuse a place that is not below the hunk's headers. A line number beside a header comes from git, whose headers
-    do not always belong to the place.
+    """Check that a hunk's only match is below the hunk's headers. If the hunk has a line number, nothing is checked:
+    its header then comes from git, whose headers need not enclose the place.
 
     :raises ~crow.domain.errors.ArgumentError: the file has the headers, but elsewhere.
     """
@@ -271,8 +280,8 @@ def _check_header(lines: Lines, hunk: Hunk, match: _Match, name: str) -> None:
 
 
 def _insertion(lines: Lines, hunk: Hunk, name: str) -> _Splice:
-    """Return where a hunk without lines of the file belongs: at the end of the file if it says so, or into an empty
-    file.
+    """Return the splice of a hunk that only adds lines. They are added at the end if the hunk says so, or if the file
+    is empty.
 
     :raises ~crow.domain.errors.ArgumentError: the hunk does not say where.
     """
@@ -304,7 +313,8 @@ def _splices(lines: Lines, number: int, match: _Match) -> Iterator[_Splice]:
 
 
 def _spliced(lines: Lines, splices: Sequence[_Splice]) -> str:
-    """Return the new text. Lines that stay keep their line ends, and the text a missing line end at its end."""
+    """Return the new text. Lines that stay keep their line ends. If the old text ends without a line end, so does the
+    new one."""
     made: list[tuple[str, str]] = []
     at = 0
     old = list(zip(lines.contents, lines.ends, strict=True))

@@ -48,9 +48,9 @@ _MAX_OPEN = 64
 _OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 _READER_CHECK_S = 0.5
-_ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
-"""Matches patterns that may treat the start or end of a text specially. These patterns must be tried on each line
-separately, never on the whole text of a file."""
+_ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])|[*+?}]\+")
+"""Matches patterns that may match a line, but not the whole text of a file: the start or end of a text is special for
+them, or they take as much as they can across lines. These patterns must be tried on each line separately."""
 
 _META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100

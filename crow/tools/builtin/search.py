@@ -218,7 +218,8 @@ async def _scan_directory(invocation: ToolInvocation, target: PathTarget, reques
         raise ArgumentError(f"timed out after {TIMEOUT_S:g} s; narrow the search with path, or use a simpler pattern")
     if exit_code != 0:
         raise ArgumentError(f"the search failed: {output.strip().rpartition(chr(10))[2]}")
-    answer: dict[str, Any] = json.loads(output)
+    # Before the answer, the shell may have printed warnings, such as one about a locale that is not installed.
+    answer: dict[str, Any] = json.loads(output.strip().rpartition("\n")[2])
     return answer
 
 

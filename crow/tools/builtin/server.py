@@ -1,9 +1,10 @@
 """The in-process MCP server that offers the built-in tools.
 
 Calls of built-in tools use MCP like all other calls: it carries the name, the arguments, progress messages with the
-output so far, cancellation, and whether the call failed. Client and server share a process, so what MCP has no field
-for (the plan, the diff, the skill) is not translated into messages and back. The client notes the call, the message
-names the note in `_meta`, and the server leaves the outcome there.
+output so far, cancellation, and whether the call failed. MCP has no fields for the rest, such as the plan, the diff and
+the skill. Because client and server share a process, they exchange these through a shared table of notes: the client
+adds a note about the call, the message carries the number of the note in `_meta`, and the server writes the outcome
+into the note.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": 
 
 @dataclass(slots=True, kw_only=True)
 class _Note:
-    """What client and server tell each other about one call beside the messages."""
+    """The data of one call that client and server exchange without messages."""
 
     call_id: str
     planned: PlannedCall | None
@@ -60,7 +61,7 @@ class BuiltinClient:
         """Serve the built-in tools of one session."""
         notes: _Notes = {}
         async with Client(_build_server(context, ports, notes), cache=None, raise_exceptions=True) as client:
-            await client.list_tools()  # so the client learns that results need no validation
+            await client.list_tools()  # tells the client that no tool has an output schema, so it validates no result
             yield cls(client, notes)
 
     async def call(

@@ -31,6 +31,7 @@ _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
+"""The result of starting a background command has its output of this time. Most errors are among it."""
 _HOSTS_CHARS = 400
 _SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""
@@ -50,7 +51,7 @@ _NEEDS_NETWORK = re.compile(
 
 async def _plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
     access = await _effective_access(context, args)
-    # the user is asked about what it has changed in its layer, not before
+    # in a layer, the user is asked after the command has run, about what it has changed
     layered = access != "full" and await _layers_for(context, args) is not None
     return PlannedCall(
         announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
@@ -71,8 +72,8 @@ async def _effective_access(context: ToolContext, args: Arguments) -> CommandAcc
 
 
 async def _layers_for(context: ToolContext, args: Arguments) -> Layers | None:
-    """Return the layers if the command runs in one. A command in the background may do without: in a layer, it is not
-    notified of what others change in the workspace meanwhile."""
+    """Return the layers if the command runs in one, otherwise None. A background command with the access `write` runs
+    without a layer, because it may watch files: a mounted layer does not notify it of what others change."""
     layers = context.workspace.layers
     watches = args.get("background", False) and args.get("access") == "write"
     is_layered = layers is not None and not watches and await layers.works()
@@ -138,7 +139,7 @@ async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def _start_job(invocation: ToolInvocation, command: str, access: CommandAccess, layers: Layers | None) -> Outcome:
-    """Start a command in the background, in a layer if there is one. Return what it prints at once."""
+    """Start a command in the background, in a layer if possible. Return what it prints in the first moments."""
     own = None
     if layers is not None and invocation.planned is not None:
         layer = await layers.open()
@@ -209,8 +210,8 @@ async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
-    """Return what a command in the background has printed. If `looks`, also look at its layer, and return what became
-    of the changes there."""
+    """Return what a background command has printed since the last call. If `looks`, also decide about the changes in
+    its layer, and say what was decided."""
     context = invocation.context
     settled = await settle_job(invocation, job) if looks else Settled()
     output = job.take_output()

@@ -28,16 +28,18 @@ _filters_lock = threading.Lock()
 
 
 async def find_syntax_error(name: str, before: str | None, after: str) -> str | None:
-    """Return a sentence for the model if the file can be parsed before a change (or is new), but not after it. `name`
-    is its name without directories. `before` is None for a new file. New files that look like templates are not
-    checked."""
+    """Return a sentence for the model if a change broke the syntax of a file. Return None if the new text can be
+    parsed, if the old text could not be parsed either, or if the file is not checked.
+
+    `name` is the file's name without directories. `before` is None for a new file. New files that look like templates
+    are not checked."""
     suffix = PurePath(name).suffix
     language = _LANGUAGES.get(suffix)
     if language is None or len(after) > _MAX_CHARS or not after.strip():
         return None
     template = _PYTHON_TEMPLATE if language[0] == _PYTHON else _TEMPLATE
     has_comments = suffix == ".json" and name.startswith(_WITH_COMMENTS)
-    if before is None and (has_comments or template.search(after)):
+    if not (before or "").strip() and (has_comments or template.search(after)):
         return None
     return await anyio.to_thread.run_sync(_compare, language, before, after)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,7 +62,7 @@ class Builtin:
     """Describes a call and finds errors in it without changing anything. May raise
     :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front."""
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
-    """Executes a call. May raise the same error."""
+    """Executes a call. May raise the same error as `plan`."""
     limiter: FairLimiter | None = None
     """Limits how many calls run at once."""
 
@@ -90,7 +91,7 @@ class ToolContext:
     seen_files: SeenFiles = field(default_factory=SeenFiles)
     """What the model knows of the files that it has read or written."""
     outputs: OutputFiles = field(default_factory=OutputFiles)
-    """The files with the whole outputs of commands."""
+    """The files with the whole outputs of commands, for outputs that were shortened for the model."""
     skills: tuple[SkillInfo, ...] = ()
     """The skills that the model can load. Replaced before each turn."""
     agents: tuple[AgentKind, ...] = ()
@@ -113,7 +114,7 @@ class ToolContext:
         given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
         names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)
         target = replace(PathTarget.at(self.workspace, resolved), given_names=names)
-        if self.outputs.contains(resolved):  # the model has caused this file, and may see it
+        if self.outputs.contains(resolved):  # it holds the output of a command that the model ran
             target = replace(target, is_outside=False, is_out_of_bounds=False, read_protection="none")
         return target
 
@@ -143,7 +144,7 @@ class ToolInvocation:
 
     @classmethod
     def plain(cls, context: ToolContext, ports: Ports, call_id: str) -> ToolInvocation:
-        """Return a call that shows no output while it runs."""
+        """Return the invocation of a call that shows no output while it runs."""
 
         async def ignore(_output: str) -> None:
             pass
@@ -154,7 +155,8 @@ class ToolInvocation:
         """Return the file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: a link has changed, so that `path` no longer leads to the file or
-            directory that was allowed. Or the target may never be used, for example because it belongs to crow itself.
+            directory that was allowed; or tools may never read the target, for example because it belongs to crow
+            itself.
         """
         target = self.context.target(path)
         if self.allowed_paths and str(target.path) not in self.allowed_paths:
@@ -180,13 +182,14 @@ class PathTarget:
     is_outside: bool
     """Whether the file is outside the workspace."""
     given_names: tuple[str, ...] = ()
-    """The names before links were resolved. Only deny rules use these names."""
+    """The path as the call gave it, before links were resolved: absolute and, inside the working directory, also
+    relative. Only deny rules use these names."""
     read_protection: Protection = "none"
     """Whether the file may be read freely, only after asking the user, or never."""
     has_hard_links: bool = False
     """The file has several names."""
     is_out_of_bounds: bool = False
-    """The workspace is bounded, and the file is outside of it."""
+    """The file is outside the workspace, and no tool may leave it (see :meth:`crow.tools.Workspace.is_bounded`)."""
 
     @classmethod
     def at(cls, workspace: Workspace, path: Path) -> PathTarget:
@@ -356,7 +359,7 @@ def _convert(kind: str, value: Any) -> Any:
             return value
         case "integer", float() if value.is_integer():
             return int(value)
-        case "integer", str() if value.strip().lstrip("-").isdecimal() and len(value) < 20:
+        case "integer", str() if re.fullmatch(r"\s*-?\d{1,19}\s*", value):
             return int(value)
     return None
 

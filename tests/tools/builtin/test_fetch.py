@@ -18,7 +18,7 @@ from crow.agent.permissions.rules import typed_rule, url_rules, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Coverage, Outcome, PlannedCall
-from crow.tools.html import CODECS, codec_of, page_text
+from crow.tools.html import CODECS, codec_of, document_text, page_text
 from crow.tools.urls import UrlRules, normalize_url
 from crow.tools.web import MAX_BYTES, is_public, may_follow
 from tests.support.fork_server import run_script
@@ -443,3 +443,15 @@ async def test_an_unknown_host_and_a_refused_connection_are_reported(open_box: O
     assert missing == Outcome(text="fetch: there is no host no-such-host.invalid", is_error=True)
     assert closed.is_error
     assert closed.text.startswith("fetch: http://127.0.0.1:1/: ")
+
+
+def test_a_head_without_an_end_tag_ends_before_the_text() -> None:
+    assert page_text("<!doctype html><head><title>T</title><style>p {}</style><h1>A</h1><p>text") == "T\n\n# A\n\ntext"
+
+
+@pytest.mark.parametrize(
+    ("data", "charset"),
+    [(b"<meta charset='utf-16'><p>\xc3\xa9", ""), (codecs.BOM_UTF8 + b"<p>\xc3\xa9", "iso-8859-1")],
+)
+def test_a_wrong_charset_is_recognised(data: bytes, charset: str) -> None:
+    assert document_text(data, "text/html", charset) == "\u00e9"

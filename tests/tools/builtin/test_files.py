@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Announcement, Attachment, Diff, Location
 from crow.domain.messages import Image
+from crow.domain.rendering import RESULT_MASK
 from crow.tools import Outcome, PlannedCall, Touched, builtin
 from crow.tools.builtin.files import LineWindow
 from crow.tools.builtin.tool import ToolContext
@@ -313,6 +314,14 @@ async def test_an_impossible_edit_is_a_fault_when_planned_and_changes_nothing(op
         assert box.log.changes == []
 
 
+async def test_a_replacement_character_of_the_file_itself_is_no_stray_byte(open_box: OpenBox, root: Path) -> None:
+    (root / "a.txt").write_text("MARK = '\ufffd'\n")
+    (root / "b.txt").write_bytes("déjà vu ✓\n".encode() + b"stray \xff byte\n")
+    async with open_box() as box:
+        assert (await box.run("read_file", path="a.txt")).text == "MARK = '\ufffd'"
+        assert "[bytes that are not UTF-8 are shown as \ufffd]" in (await box.run("read_file", path="b.txt")).text
+
+
 async def test_a_planned_write_outside_tells_the_model_nothing_about_the_file(
     open_box: OpenBox, root: Path, tmp_path: Path
 ) -> None:
@@ -325,9 +334,10 @@ async def test_a_planned_write_outside_tells_the_model_nothing_about_the_file(
                 await box.plan("edit_file", path="../secret", old_text="other", new_text="x"),
                 await box.plan("edit_file", path="../missing", old_text="other", new_text="x"),
                 await box.plan("write_file", path="..", content="x"),
+                await box.plan("write_file", path="../secret", content=RESULT_MASK),
             )
         ]
-    assert faults == [(True, None)] * 4
+    assert faults == [(True, None)] * 5
 
 
 async def test_paths_stay_as_the_client_knows_them_if_cwd_is_a_link(tmp_path: Path, root: Path) -> None:
@@ -480,7 +490,7 @@ async def test_an_edit_away_from_what_others_changed_is_made_and_says_so(open_bo
         await box.run("read_file", path="a.txt")
         path.write_text("one\ntwo\nthree\nfour\n5\n")
         edited = await box.run("edit_file", path="a.txt", old_text="one", new_text="1")
-    assert edited.text.startswith("Edited a.txt in 1 place, at line 1 (others changed lines 5-5 since you read it).")
+    assert edited.text.startswith("Edited a.txt in 1 place, at line 1 (others changed line 5 since you read it).")
     assert path.read_text() == "1\ntwo\nthree\nfour\n5\n"
 
 

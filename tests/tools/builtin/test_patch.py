@@ -25,6 +25,10 @@ class B:
 """
 
 
+EMPTY = "diff --git a/x b/x\nnew file mode 100644\nindex 0000000..e69de29"
+GIT = "--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b"
+
+
 def patched(text: str, *lines: str) -> str:
     (change,) = parse_patch("\n".join(["*** Begin Patch", "*** Update File: a.py", *lines, "*** End Patch"]))
     return apply_hunks(text, change.hunks, name="a.py").text
@@ -34,6 +38,10 @@ def refused(text: str, *lines: str) -> str:
     with pytest.raises(ArgumentError) as error:
         patched(text, *lines)
     return str(error.value)
+
+
+def test_a_file_may_contain_the_last_line_of_a_patch() -> None:
+    assert patched("*** End Patch\nold\n", " *** End Patch", "-old", "+new") == "*** End Patch\nnew\n"
 
 
 def test_a_patch_names_what_becomes_of_each_file() -> None:
@@ -92,6 +100,9 @@ def test_a_patch_in_gits_form_is_understood() -> None:
         ("*** Add File: a\n+x\n*** Delete File: a", "the patch names a twice"),
         ("*** Update File: a\n@@\n-x\n*** End Patch\n*** Begin Patch\n*** Delete File: b", "send one patch"),
         ("diff --git a/x b/y\nrename from x\nrename to y", "`*** Move to: NEW`"),
+        (f"{EMPTY}\ndiff --git a/y b/y\n{GIT}", "line 1 of the patch is `diff --git a/x b/x`; no changed lines follow"),
+        (f"{GIT}\n{EMPTY}", "line 6 of the patch is `diff --git a/x b/x`; no changed lines follow"),
+        (f"diff --git a/y b/y\nold mode 100644\nnew mode 100755\n{GIT}", "use chmod in shell"),
     ],
 )
 def test_what_cannot_be_read_without_a_guess_is_refused(text: str, words: str) -> None:

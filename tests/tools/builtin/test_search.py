@@ -56,6 +56,16 @@ async def test_a_listing_of_a_repository_leaves_out_ignored_files(open_box: Open
     assert none == Outcome(text="No files matching *.rs in src.")
 
 
+async def test_warnings_of_the_shell_are_no_part_of_the_answer(
+    open_box: OpenBox, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, "a.py")
+    monkeypatch.setenv("LC_ALL", "xx_YY.UTF-8")  # bash says that there is no such locale
+    async with open_box() as box:
+        assert (await box.run("list_files")).text == "a.py"
+        assert (await box.run("grep", pattern="x")).text == "a.py:1: x"
+
+
 async def test_a_listing_without_a_repository_skips_caches_and_follows_no_link(
     open_box: OpenBox, root: Path, tmp_path: Path
 ) -> None:
@@ -443,6 +453,12 @@ async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
     ]
     assert without[-1] == "[left out 2 files that the user's rules forbid or that may hold keys]"
     assert secret == f".ssh{os.sep}id:1: needle"
+
+
+def test_a_pattern_that_gives_nothing_back_is_tried_on_each_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "a.txt", text="abc\nx")
+    monkeypatch.chdir(root)
+    assert search(["a.txt"], "[^x]++$", 0, 10)["matches"] == [("a.txt", 1, "abc")]
 
 
 def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(

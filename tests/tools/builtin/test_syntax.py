@@ -30,6 +30,7 @@ async def test_a_file_that_does_not_parse_is_named(name: str, before: str | None
 )
 async def test_new_files_with_comments_and_templates_are_not_checked(name: str, after: str) -> None:
     assert await find_syntax_error(name, None, after) is None
+    assert await find_syntax_error(name, "\n", after) is None
 
 
 async def test_a_zero_byte_is_named_without_a_line() -> None:
