@@ -397,7 +397,7 @@ class ServerConnection:
         def on_message() -> None:
             if not attempt.has_answered:
                 attempt.has_answered = True
-                attempt.scope.deadline = deadline
+                attempt.scope.deadline = max(attempt.scope.deadline, deadline)
 
         attempt.scope.deadline = min(anyio.current_time() + answer_s, deadline)
         with attempt.scope:
@@ -493,17 +493,22 @@ class ServerConnection:
         await self._settle(_Failed(failure=words, retry_at=time.monotonic() + wait_s))
 
     @contextmanager
-    def _without_deadline(self) -> Iterator[None]:
-        """Suspend the time limit for the server's start while the user logs in."""
-        is_starting = isinstance(self._state, _Starting)
+    def _without_deadline(self, has_answered: bool) -> Iterator[None]:
+        """Suspend the time limits for the server's start while crow gets a token.
+
+        If the server `has_answered` that it needs a token, it gets the whole time for its start again afterwards.
+        Otherwise it gets the time that was left.
+        """
+        is_starting, attempt = isinstance(self._state, _Starting), self._attempt
+        left_s = self.setup.start_timeout_s if has_answered else attempt.scope.deadline - anyio.current_time()
         if is_starting:
-            self._attempt.has_answered = True
-            self._attempt.scope.deadline = math.inf
+            attempt.has_answered |= has_answered
+            attempt.scope.deadline = math.inf
         try:
             yield
         finally:
             if is_starting and isinstance(self._state, _Starting):
-                self._attempt.scope.deadline = anyio.current_time() + self.setup.start_timeout_s
+                attempt.scope.deadline = anyio.current_time() + left_s
 
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.mcp.redirect import listening
 from crow.tools.servers import HttpServer, OAuthOptions
 from tests.support.oauth_server import Answer, OAuthServer, as_json, oauth_server, visit
-from tests.tools.conftest import Box, OpenBox
+from tests.tools.conftest import Box, OpenBox, skip_time
 
 
 class Browser:
@@ -262,6 +263,31 @@ async def test_a_token_is_refreshed_without_the_user(
     assert server.forms[-1]["grant_type"] == "refresh_token"
     assert server.forms[-1]["resource"] == server.url
     assert ("Bearer " + before["tokens"]["access_token"] in server.authorizations[3:]) == (how == "refused")
+
+
+async def test_a_refresh_that_outlasts_the_probe_is_not_broken_off(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    edit_stored(folder, expires_at=time.time() - 100)
+    loop, probe_is_over = asyncio.get_running_loop(), threading.Event()
+
+    def end_probe() -> None:
+        skip_time(2)
+        loop.call_later(0.01, probe_is_over.set)
+
+    def slow(values: Mapping[str, str]) -> Answer:
+        answer = server._token(values)
+        loop.call_soon_threadsafe(end_probe)
+        assert probe_is_over.wait(60)
+        return answer
+
+    server.answers["/token"] = slow
+    async with open_box(http(server), login_folder=folder) as box:
+        assert await ready(box) == ""
+        assert not (await box.run("web__whoami")).is_error
+    assert server.seen.count("/token") == 2
 
 
 async def test_a_token_is_refreshed_again_and_again(open_box: OpenBox, server: OAuthServer, folder: Path) -> None:
