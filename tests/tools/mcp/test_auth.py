@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import stat
 import threading
 import time
@@ -16,6 +17,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import anyio
 import anyio.to_thread
+import httpx2
 import pytest
 
 from crow.domain.errors import ToolServerError
@@ -665,6 +667,20 @@ async def test_a_server_leads_only_to_places_no_further_inside_than_its_own(
     with pytest.raises(ToolServerError, match="its login leads to") as raised:
         await exchange.check(url)
     assert words in str(raised.value)
+
+
+async def test_a_host_is_reached_at_the_address_on_which_it_listens(
+    monkeypatch: pytest.MonkeyPatch, server: OAuthServer
+) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    places = [(*kind, (address, urlsplit(server.base).port)) for address in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+    url = server.base.replace("127.0.0.1", "localhost") + "/.well-known/oauth-authorization-server"
+    answer = await LoginClient(url).send(httpx2.Request("GET", url))
+    assert answer.json()["issuer"] == server.base
 
 
 def test_a_url_is_shown_without_what_may_be_secret() -> None:
