@@ -239,7 +239,7 @@ class ServerAuth(httpx2.Auth):
                 async with self.logins.locked(self.account, "ask"):
                     stored = await self._read()
                     is_new = stored is not None and stored.token not in (known, *self._refused)
-                    made = stored if is_new else await self._authorized(request, response, login)
+                    made = stored if is_new else await self._authorized(request, response, stored)
             except ToolServerError as error:
                 made = error
             tasks.cancel_scope.cancel()
@@ -381,13 +381,13 @@ class ServerAuth(httpx2.Auth):
         response = await exchange.send(request)
         if is_token_request and not response.is_success and not response.is_redirect:
             reason = _reason_of(response)
+            if "invalid_client" in reason and not self.server.oauth.client_id:
+                context.client_info = None
+                await anyio.to_thread.run_sync(self.logins.remove, self.account)  # the next login registers again
             if b"grant_type=refresh_token" in body and response.status_code not in (429, *range(500, 600)):
                 logger.info("MCP server %s: its token could not be refreshed: %s", self.server.name, reason)
                 return response
             place = shown(str(request.url))
-            if "invalid_client" in reason and not self.server.oauth.client_id:
-                context.client_info = None
-                await anyio.to_thread.run_sync(self.logins.remove, self.account)  # the next attempt registers again
             raise ToolServerError(f"{place} gave no token: {reason}")
         return response
 

@@ -53,6 +53,8 @@ class ServerQuestions:
         self._open: dict[anyio.CancelScope, str] = {}
         """Maps the scope of each open question to the id of its call. The id is empty if it is not certain which call
         the question belongs to."""
+        self._waits = 0
+        """How many questions to the user and requests to the model have no answer yet."""
         self._asked = 0
         self._login: anyio.CancelScope | None = None
         """Cancels the question about a login without which the server cannot start; None if no such question is
@@ -85,7 +87,10 @@ class ServerQuestions:
     ) -> mcp.ElicitResult | mcp.ErrorData:
         """Pass a question from the server to the user. If exactly one call is running, the question is attributed to
         that call."""
+        if self._waits >= SERVER_WAITS:
+            return self._refused_wait()
         call_id, question_id = self._call_id(), self._new_id()
+        self._waits += 1
         with anyio.CancelScope() as scope:
             if self._running:
                 self._open[scope] = call_id
@@ -93,6 +98,7 @@ class ServerQuestions:
                 return await ask_user(self._elicitation, self._server.name, params, call_id, question_id)
             finally:
                 self._open.pop(scope, None)
+                self._waits -= 1
         return mcp.ElicitResult(action="cancel")
 
     async def on_sampling(
@@ -108,17 +114,22 @@ class ServerQuestions:
         except ArgumentError as error:
             logger.warning("MCP server %s: its request to the model was refused: %s", server.name, error)
             return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
-        if sum(1 for each in self._open.values() if each) >= SERVER_WAITS:
-            words = f"{SERVER_WAITS} requests wait already"
-            logger.info("MCP server %s: its request to the model was refused: %s", server.name, words)
-            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
+        if self._waits >= SERVER_WAITS:
+            return self._refused_wait()
+        self._waits += 1
         with anyio.CancelScope() as scope:
             self._open[scope] = request.call.call_id
             try:
                 return result_of(await self._sampler.sample(request, progress_sender(context)))
             finally:
                 self._open.pop(scope, None)
+                self._waits -= 1
         return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
+
+    def _refused_wait(self) -> mcp.ErrorData:
+        words = f"{SERVER_WAITS} requests wait already"
+        logger.info("MCP server %s: its question was refused: %s", self._server.name, words)
+        return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
 
     @property
     def can_ask(self) -> bool:

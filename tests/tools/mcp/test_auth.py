@@ -331,6 +331,23 @@ async def test_a_refresh_token_that_is_refused_leads_to_a_new_login(
     assert server.seen.count("/register") == 1, "the registration is used again, with its port"
 
 
+async def test_a_registration_that_the_authorization_server_has_forgotten_is_made_again(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    forgotten = stored(folder)["client"]["client_id"]
+    server.expire()
+
+    def token(values: Mapping[str, str]) -> Answer:
+        return as_json({"error": "invalid_client"}, 401) if values["client_id"] == forgotten else server._token(values)
+
+    server.answers["/token"] = token
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    assert stored(folder)["client"]["client_id"] != forgotten
+
+
 async def test_an_authorization_server_that_is_down_costs_no_login(
     open_box: OpenBox, server: OAuthServer, folder: Path
 ) -> None:
