@@ -187,8 +187,8 @@ async def ask_user(
     """Ask the user a question of `server`. If nobody can be asked, decline the question. If the question could mislead
     the user, refuse it with an error.
 
-    `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
-    visit a page but has no id from the server, `question_id` becomes its id.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` is the id for the
+    client of a question that asks the user to visit a page. The server's own id might be that of another server's page.
     """
     message, call = f"{server}: {_safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
@@ -197,7 +197,7 @@ async def ask_user(
             kind = "url"
             url, host = page_to_open(params.url)
             message = f"{message}\n\nThis opens a page on {host}."
-            question = UrlQuestion(message=message, url=url, id=params.elicitation_id or question_id, call=call)
+            question = UrlQuestion(message=message, url=url, id=question_id, call=call)
         else:
             kind = "form"
             schema = readable_form(params.requested_schema)

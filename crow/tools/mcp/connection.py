@@ -455,9 +455,8 @@ class ServerConnection:
             tasks.cancel_scope.cancel()
 
     async def _on_message(self, message: IncomingMessage) -> None:
-        elicitation = self.setup.elicitation
-        if isinstance(message, mcp.ElicitCompleteNotification) and elicitation is not None:
-            await elicitation.finish_question(message.params.elicitation_id)
+        if isinstance(message, mcp.ElicitCompleteNotification):
+            await self.questions.finish_page(message.params.elicitation_id)
         self.offers.note(message)
 
     async def _on_log(self, params: mcp.LoggingMessageNotificationParams) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -20,6 +21,8 @@ from crow.tools.sampling import Sampler
 from crow.tools.servers import LoginQuestion, McpServer
 
 logger = logging.getLogger(__name__)
+
+_MAX_PAGES = 100
 
 
 class ServerQuestions:
@@ -55,7 +58,8 @@ class ServerQuestions:
         the question belongs to."""
         self._waits = 0
         """How many questions to the user and requests to the model have no answer yet."""
-        self._asked = 0
+        self._pages: dict[str, str] = {}
+        """Maps the server's ids of pages that the user was asked to visit to crow's ids."""
         self._login: anyio.CancelScope | None = None
         """Cancels the question about a login without which the server cannot start; None if no such question is
         open."""
@@ -90,6 +94,10 @@ class ServerQuestions:
         if self._waits >= SERVER_WAITS:
             return self._refused_wait()
         call_id, question_id = self._call_id(), self._new_id()
+        if isinstance(params, mcp.ElicitRequestURLParams) and params.elicitation_id:
+            self._pages[params.elicitation_id] = question_id
+            if len(self._pages) > _MAX_PAGES:
+                del self._pages[next(iter(self._pages))]
         self._waits += 1
         with anyio.CancelScope() as scope:
             if self._running:
@@ -100,6 +108,12 @@ class ServerQuestions:
                 self._open.pop(scope, None)
                 self._waits -= 1
         return mcp.ElicitResult(action="cancel")
+
+    async def finish_page(self, elicitation_id: str) -> None:
+        """Tell the client that the user no longer needs the page of a question, which had this id of the server."""
+        question_id = self._pages.pop(elicitation_id, None)
+        if question_id is not None and self._elicitation is not None:
+            await self._elicitation.finish_question(question_id)
 
     async def on_sampling(
         self, context: ClientRequestContext, params: mcp.CreateMessageRequestParams
@@ -158,5 +172,5 @@ class ServerQuestions:
         return self._running[0].call_id if len(self._running) == 1 else ""
 
     def _new_id(self) -> str:
-        self._asked += 1
-        return f"{self._prefix}-{self._asked}"
+        """Return an id that no question of another session has, because a client may show questions of several."""
+        return f"{self._prefix}-{secrets.token_hex(8)}"

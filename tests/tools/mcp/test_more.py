@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp_types import INVALID_REQUEST, ElicitRequestFormParams, ErrorData, Tool
+from mcp_types import INVALID_REQUEST, ElicitRequestFormParams, ElicitRequestURLParams, ErrorData, Tool
 
 from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError
@@ -82,12 +82,14 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
         visit = await box.run("srv__visit")
     assert json.loads(form.text) == {"action": "accept", "content": {"name": "Ada"}}
     assert json.loads(visit.text) == {"action": "accept"}
+    page = user.questions[-1]
+    assert isinstance(page, UrlQuestion)
     assert user.questions == [
         QUESTION,
         UrlQuestion(
             message="srv: Sign in.\n\nThis opens a page on example.com.",
             url="https://example.com/",
-            id="e7",
+            id=page.id,
             call=CallRef(assistant=7, index=0),
         ),
     ]
@@ -280,6 +282,30 @@ async def test_a_server_can_ask_only_some_questions_at_once() -> None:
         tasks.cancel_scope.cancel()
     assert len(user.questions) == SERVER_WAITS
     assert refused == [ErrorData(code=INVALID_REQUEST, message="16 requests wait already")] * 2
+
+
+async def test_a_server_can_close_only_its_own_pages() -> None:
+    class Visitor(User):
+        async def finish_question(self, question_id: str) -> None:
+            finished.append(question_id)
+
+    finished: list[str] = []
+    user = Visitor(ElicitationAnswer(action="accept"), "url")
+    first, second = (
+        ServerQuestions(StdioServer(name="srv", command="x"), "srv", HiddenKeys, user, None, is_starting=bool)
+        for _ in range(2)
+    )
+    page = ElicitRequestURLParams(message="Sign in.", url="https://a.test/", elicitation_id="e7")
+    await first.on_elicitation(None, page)  # type: ignore[arg-type]
+    await second.on_elicitation(None, page)  # type: ignore[arg-type]
+    ids = [question.id for question in user.questions if isinstance(question, UrlQuestion)]
+    await second.finish_page(ids[0])
+    await second.finish_page("e7")
+    await second.finish_page("e7")
+    assert finished == [ids[1]]
+    await first.finish_page("e7")
+    assert finished == [ids[1], ids[0]]
+    assert ids[0] != ids[1]
 
 
 async def test_a_server_that_refuses_in_very_many_words_is_quoted_in_part(open_box: OpenBox) -> None:
