@@ -10,8 +10,10 @@ import anyio
 import pytest
 
 from crow.domain.rendering import RESULT_MASK
+from crow.tools.mcp.masking import masked_output
 from crow.tools.process import HiddenKeys
 from crow.tools.servers import StdioServer
+from crow.tools.truncate import END_OF_MARKER
 from tests.tools.conftest import OpenBox, stdio
 
 KEY = "sk-nest-0123456789"
@@ -89,6 +91,11 @@ async def test_a_key_that_was_cut_at_the_beginning_is_not_shown(
         box.show = go_on  # type: ignore[method-assign]
         await box.run("shell", command=f"printf '{KEY} 0123456789'; read _ <end")
     assert box.shown == [f"[... 9 characters before this ...]\n{RESULT_MASK} 0123456789"]
+
+
+@pytest.mark.parametrize("end", [" x", END_OF_MARKER])
+def test_output_that_begins_like_the_mark_of_cut_output_is_masked(end: str) -> None:
+    assert masked_output(f"[... {KEY}{end}", KEYS.mask) == f"[... {RESULT_MASK}{end}"
 
 
 async def test_diffs_show_a_mask_and_files_keep_their_keys(open_box: OpenBox, root: Path) -> None:

@@ -64,9 +64,9 @@ class ServerAuth(httpx2.Auth):
     server: HttpServer
     logins: LoginFolder
     asker: LoginAsker
-    hold: Callable[[], AbstractContextManager[None]]
-    """Returns a context that crow enters while it gets a new token. In this context, a server that is starting gets
-    more time."""
+    hold: Callable[[bool], AbstractContextManager[None]]
+    """Returns a context in which a server that is starting may take as long as it takes to get a new token. The
+    argument says whether the server has asked for the token."""
     forces_login: bool = False
     """The user is asked to log in even if a login is stored."""
     problem: str = ""
@@ -102,7 +102,7 @@ class ServerAuth(httpx2.Auth):
         while _is_challenge(response) and response.status_code not in asked_for:
             status = response.status_code
             try:
-                with self.hold():
+                with self.hold(True):
                     token, was_asked = await self._renew(request, response, token)
             except ToolServerError as error:
                 self._note(error)
@@ -130,7 +130,8 @@ class ServerAuth(httpx2.Auth):
             login = self._login
             if login is not None and _ends_soon(login) and not self._must_wait() and not self._lock.locked():
                 async with self._lock:
-                    self._login = await self._refreshed(request, login)
+                    with self.hold(False):  # a refresh that is broken off can use up the refresh token
+                        self._login = await self._refreshed(request, login)
         except ToolServerError as error:
             self._note(error)
         if self._login is None:
@@ -238,7 +239,7 @@ class ServerAuth(httpx2.Auth):
                 async with self.logins.locked(self.account, "ask"):
                     stored = await self._read()
                     is_new = stored is not None and stored.token not in (known, *self._refused)
-                    made = stored if is_new else await self._authorized(request, response, login)
+                    made = stored if is_new else await self._authorized(request, response, stored)
             except ToolServerError as error:
                 made = error
             tasks.cancel_scope.cancel()
@@ -380,13 +381,13 @@ class ServerAuth(httpx2.Auth):
         response = await exchange.send(request)
         if is_token_request and not response.is_success and not response.is_redirect:
             reason = _reason_of(response)
+            if "invalid_client" in reason and not self.server.oauth.client_id:
+                context.client_info = None
+                await anyio.to_thread.run_sync(self.logins.remove, self.account)  # the next login registers again
             if b"grant_type=refresh_token" in body and response.status_code not in (429, *range(500, 600)):
                 logger.info("MCP server %s: its token could not be refreshed: %s", self.server.name, reason)
                 return response
             place = shown(str(request.url))
-            if "invalid_client" in reason and not self.server.oauth.client_id:
-                context.client_info = None
-                await anyio.to_thread.run_sync(self.logins.remove, self.account)  # the next attempt registers again
             raise ToolServerError(f"{place} gave no token: {reason}")
         return response
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import ipaddress
 import json
 import logging
@@ -35,7 +33,6 @@ _MESSAGE_CHARS = 4_000
 _FINISH_S = 0.3
 logger = logging.getLogger(__name__)
 
-_IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _PROGRESS_LINES = 100
 _PROGRESS_CHARS = 500
 PROGRESS_EVERY_S = 0.1
@@ -107,7 +104,7 @@ def _part_of(block: mcp.ContentBlock) -> Part:
         case mcp.TextContent(text=text):
             return Text(text=encodable(text))
         case mcp.ImageContent(data=data, mime_type=kind):
-            return picture(data, kind, None) or _describe_content("a picture", kind, data)
+            return picture(data, None) or _describe_content("a picture", kind, data)
         case mcp.AudioContent(data=data, mime_type=kind):
             return _describe_content("a sound", kind, data)
         case mcp.ResourceLink(uri=uri, name=name, mime_type=mime_type):
@@ -122,19 +119,15 @@ def _part_of(block: mcp.ContentBlock) -> Part:
                 return File(
                     name=file_name(encodable(file.uri)), data=pdf.data, mime_type=PDF_TYPE, uri=encodable(file.uri)
                 )
-            return picture(data, kind, file.uri) or _describe_content(f"the file {file.uri}", kind, data)
+            return picture(data, file.uri) or _describe_content(f"the file {file.uri}", kind, data)
 
 
-def picture(data: str, mime_type: str, uri: str | None) -> Image | None:
-    """Return an image with its base64 re-encoded in canonical form. Return None if models do not accept the type or the
-    data is not valid base64."""
-    try:
-        raw = base64.b64decode("".join(data.split()), validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    if mime_type not in _IMAGE_TYPES or not raw:
-        return None
-    return Image(data=base64.b64encode(raw).decode(), mime_type=mime_type, uri=uri)
+def picture(data: str, uri: str | None) -> Image | None:
+    """Return an image with the type that its data has, whatever the server calls it: endpoints refuse a request with
+    the wrong type. Return None if the data is not valid base64, too large, or not an image that models accept."""
+    plain = "".join(data.split())
+    media = sound_picture_type(plain)
+    return None if media is None else Image(data=plain, mime_type=media, uri=uri)
 
 
 def _describe_content(what: str, mime_type: str, data: str) -> Text:
@@ -153,8 +146,8 @@ def count_bytes(data: str) -> int:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the reason for a failure in one line. For an exception group, it is the reason of the first exception in
-    the group."""
+    """Return the reason for a failure: the message of a server as it is, everything else on one short line. For an
+    exception group, it is the reason of the first exception in the group."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return describe_error(exceptions[0])
@@ -194,8 +187,8 @@ async def ask_user(
     """Ask the user a question of `server`. If nobody can be asked, decline the question. If the question could mislead
     the user, refuse it with an error.
 
-    `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
-    visit a page but has no id from the server, `question_id` becomes its id.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` is the id for the
+    client of a question that asks the user to visit a page. The server's own id might be that of another server's page.
     """
     message, call = f"{server}: {_safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
@@ -204,7 +197,7 @@ async def ask_user(
             kind = "url"
             url, host = page_to_open(params.url)
             message = f"{message}\n\nThis opens a page on {host}."
-            question = UrlQuestion(message=message, url=url, id=params.elicitation_id or question_id, call=call)
+            question = UrlQuestion(message=message, url=url, id=question_id, call=call)
         else:
             kind = "form"
             schema = readable_form(params.requested_schema)

@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import FileUrl
 
 from crow.domain.errors import ToolServerError
-from crow.domain.text import on_one_line
+from crow.domain.text import on_one_line, shorten
 from crow.tools import ElicitationHandler, ServerStatus, Workspace
 from crow.tools.mcp.auth import ServerAuth, may_log_in
 from crow.tools.mcp.calls import describe_error, encodable
@@ -44,6 +44,8 @@ BACKOFF_S = 1.0
 """The first wait before a failed server is started again. It doubles with each failure, up to `_MAX_BACKOFF_S`."""
 _MAX_BACKOFF_S = 300.0
 _STEADY_S = 60.0
+"""A server that has worked for this long has its next failure counted as its first one."""
+_REASON_CHARS = 4_000
 _PROBE_S = 1.0
 """How long an HTTP server may take to answer the probe for the newer protocol."""
 
@@ -397,13 +399,13 @@ class ServerConnection:
         def on_message() -> None:
             if not attempt.has_answered:
                 attempt.has_answered = True
-                attempt.scope.deadline = deadline
+                attempt.scope.deadline = max(attempt.scope.deadline, deadline)
 
         attempt.scope.deadline = min(anyio.current_time() + answer_s, deadline)
         with attempt.scope:
             async with AsyncExitStack() as stack:
-                opened, note_invalid = await self._open(attempt, stack), self.offers.left_out.__setitem__
-                transport = filter_invalid_tools(opened, self.name, on_message, note_invalid)
+                opened = await self._open(attempt, stack)
+                transport = filter_invalid_tools(opened, self.name, on_message, self.offers.note_invalid)
                 client = Client(
                     transport,
                     mode=mode,
@@ -440,7 +442,7 @@ class ServerConnection:
                 attempt.process = ServerProcess(server, self.setup.workspace, self.setup.keys, self.setup.places)
                 return attempt.process
             case HttpServer() as server:
-                return await http_transport(server, self._auth, stack)
+                return await http_transport(server, self._auth, self.setup.call_timeout_s, stack)
 
     async def _stay(self, attempt: _Attempt, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
@@ -453,9 +455,8 @@ class ServerConnection:
             tasks.cancel_scope.cancel()
 
     async def _on_message(self, message: IncomingMessage) -> None:
-        elicitation = self.setup.elicitation
-        if isinstance(message, mcp.ElicitCompleteNotification) and elicitation is not None:
-            await elicitation.finish_question(message.params.elicitation_id)
+        if isinstance(message, mcp.ElicitCompleteNotification):
+            await self.questions.finish_page(message.params.elicitation_id)
         self.offers.note(message)
 
     async def _on_log(self, params: mcp.LoggingMessageNotificationParams) -> None:
@@ -482,7 +483,7 @@ class ServerConnection:
             await self.setup.on_change()
 
     async def _fail(self, reason: str) -> None:
-        reason = self.setup.keys().mask(reason)
+        reason = shorten(self.setup.keys().mask(reason), _REASON_CHARS)
         wait_s = self._failures.note_failure()
         if self.login_problem:  # the user may log in elsewhere at any time, and such a server costs nothing to try
             wait_s = 0.0
@@ -493,17 +494,22 @@ class ServerConnection:
         await self._settle(_Failed(failure=words, retry_at=time.monotonic() + wait_s))
 
     @contextmanager
-    def _without_deadline(self) -> Iterator[None]:
-        """Suspend the time limit for the server's start while the user logs in."""
-        is_starting = isinstance(self._state, _Starting)
+    def _without_deadline(self, has_answered: bool) -> Iterator[None]:
+        """Suspend the time limits for the server's start while crow gets a token.
+
+        If the server `has_answered` that it needs a token, it gets the whole time for its start again afterwards.
+        Otherwise it gets the time that was left.
+        """
+        is_starting, attempt = isinstance(self._state, _Starting), self._attempt
+        left_s = self.setup.start_timeout_s if has_answered else attempt.scope.deadline - anyio.current_time()
         if is_starting:
-            self._attempt.has_answered = True
-            self._attempt.scope.deadline = math.inf
+            attempt.has_answered |= has_answered
+            attempt.scope.deadline = math.inf
         try:
             yield
         finally:
             if is_starting and isinstance(self._state, _Starting):
-                self._attempt.scope.deadline = anyio.current_time() + self.setup.start_timeout_s
+                attempt.scope.deadline = anyio.current_time() + left_s
 
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""

@@ -2,7 +2,7 @@
 
 An MCP server says where its authorization server is. A server on the internet must not lead crow into a private
 network, and a server in a private network must not lead crow to programs on this machine. So each host is resolved
-once, its addresses are checked, and the connection goes to a checked address. Answers are limited in size and time.
+once, its addresses are checked, and the connection goes to one of them. Answers are limited in size and time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import ssl
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -52,8 +53,8 @@ class LoginClient:
         request.headers["Accept"] = "application/json"
         try:
             with anyio.fail_after(_TIMEOUT_S):
-                address = await self.check(url)
-                transport = None if address is None else _PinnedTransport(address, is_tls=request.url.scheme != "http")
+                addresses = await self.check(url)
+                transport = _PinnedTransport(addresses, is_tls=request.url.scheme != "http") if addresses else None
                 # in a thread, because it reads the system's certificates
                 client = await anyio.to_thread.run_sync(lambda: _make_client(transport))
                 async with client:
@@ -68,9 +69,9 @@ class LoginClient:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ToolServerError(f"{place} cannot be reached: {safe(reason)[:_SHOWN_CHARS]}") from None
 
-    async def check(self, url: str) -> str | None:
-        """Check that crow, or the user's browser, may open `url`. Return the address to connect to, or None if a proxy
-        makes the connection.
+    async def check(self, url: str) -> Sequence[str]:
+        """Check that crow, or the user's browser, may open `url`. Return the addresses to connect to. There are none if
+        a proxy makes the connection.
 
         :raises ToolServerError: `url` is not allowed.
         """
@@ -87,7 +88,7 @@ class LoginClient:
             addresses = await _resolve(host, port)
         except OSError:
             if is_proxied:
-                return None
+                return ()
             raise ToolServerError(f"its login leads to {shown(url)}, but the host {safe(host)} was not found") from None
         if not is_own:
             limit = await self._depth_of_server()
@@ -98,7 +99,7 @@ class LoginClient:
                         f"its login leads to {shown(url)}. That address is {kind} ({address}), but the MCP server's "
                         "address is not. If you trust the authorization server there, set oauth_issuer to its URL"
                     )
-        return None if is_proxied else addresses[0]
+        return () if is_proxied else addresses
 
     async def _depth_of_server(self) -> int:
         parts = urlsplit(self._server_url)
@@ -109,19 +110,26 @@ class LoginClient:
 
 
 class _PinnedTransport(httpx2.AsyncBaseTransport):
-    """Connects to one address and does not resolve the host again. TLS still checks the host's name. Certificates are
-    read only for TLS: it takes 50 ms."""
+    """Connects to the first of some addresses that takes the connection, and does not resolve the host again. TLS still
+    checks the host's name. Certificates are read only for TLS: it takes 50 ms."""
 
-    def __init__(self, address: str, *, is_tls: bool) -> None:
-        self._address = address
+    def __init__(self, addresses: Sequence[str], *, is_tls: bool) -> None:
+        self._addresses = addresses
         self._inner = httpx2.AsyncHTTPTransport(verify=is_tls)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send the request to the address."""
+        """Send the request to the first address that can be reached."""
+        *others, last = self._addresses
+        for address in others:  # localhost, for example, is often both ::1 and 127.0.0.1
+            with suppress(httpx2.ConnectError):
+                return await self._send(request, address)
+        return await self._send(request, last)
+
+    async def _send(self, request: httpx2.Request, address: str) -> httpx2.Response:
         host = request.url.host
         pinned = httpx2.Request(
             request.method,
-            request.url.copy_with(host=self._address),
+            request.url.copy_with(host=address),
             headers=request.headers,
             stream=request.stream,
             extensions={**request.extensions, **({} if is_address(host) else {"sni_hostname": host})},
@@ -135,7 +143,7 @@ class _PinnedTransport(httpx2.AsyncBaseTransport):
 
 def _make_client(transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
     # if no transport is given, the client uses the proxies in the environment
-    return httpx2.AsyncClient(transport=transport or None, timeout=_TIMEOUT_S)
+    return httpx2.AsyncClient(transport=transport, timeout=_TIMEOUT_S)
 
 
 async def _read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:

@@ -17,25 +17,27 @@ from crow.tools.servers import HttpServer
 
 _HTTP_S = 30.0
 _HTTP_READ_S = 300.0
+"""A server may send nothing for this long, or longer if a call may take longer."""
 
 
 async def http_transport(
-    server: HttpServer, auth: httpx2.Auth | None, stack: AsyncExitStack
+    server: HttpServer, auth: httpx2.Auth | None, call_timeout_s: float, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    """Return the transport to `server`. If the transport needs a separate HTTP client, the client is closed when
-    `stack` is closed."""
-    headers = dict(server.headers)
-    if server.transport == "sse":
-        return sse_client(server.url, headers=headers, timeout=_HTTP_S, sse_read_timeout=_HTTP_READ_S, auth=auth)
+    """Return the transport to `server`, which may send nothing for `call_timeout_s`: a call may take that long. If the
+    transport needs a separate HTTP client, the client is closed when `stack` is closed."""
     make = partial(
         httpx2.AsyncClient,
-        headers={"Accept-Encoding": "identity", **headers},  # a small compressed body could expand without limit
-        timeout=httpx2.Timeout(_HTTP_S, read=_HTTP_READ_S),
+        # a small compressed body could expand without limit
+        headers={"Accept-Encoding": "identity", **dict(server.headers)},
+        timeout=httpx2.Timeout(_HTTP_S, read=max(_HTTP_READ_S, call_timeout_s + _HTTP_S)),
         event_hooks={"response": [_limit_body]},
         auth=auth,
     )
     # making the client reads the system's certificates, which would block the event loop for 25 ms
-    http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
+    http = await anyio.to_thread.run_sync(make)
+    if server.transport == "sse":  # this transport closes the client itself
+        return sse_client(server.url, httpx_client_factory=lambda *_, **__: http)
+    await stack.enter_async_context(http)
     return streamable_http_client(server.url, http_client=http, max_sse_event_size=LINE_BYTES)
 
 

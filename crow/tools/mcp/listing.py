@@ -261,7 +261,6 @@ class _ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
     def _is_valid(self, tool: object) -> bool:
         if (fault := tool_fault(tool)) is not None:
             name = tool.get("name") if isinstance(tool, dict) else None
-            logger.warning("MCP server %s: tool %s is left out: %s", self._server, name, fault)
             self._on_fault(str(name), fault)
         return fault is None
 

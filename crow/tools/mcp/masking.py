@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,9 @@ from crow.domain.entries import Announcement
 from crow.domain.messages import Part, Resource, Text
 from crow.domain.rendering import SecretMask
 from crow.tools.truncate import END_OF_MARKER
+
+_MARKER = re.compile(rf"\[\.\.\. [\d,]+{re.escape(END_OF_MARKER)}")
+"""Matches the line that stands in front of output whose beginning is left out."""
 
 
 def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
@@ -54,12 +58,11 @@ def masked_output(text: str, mask: SecretMask) -> str:
     """Return the output so far, with secrets masked. If the output begins with the end of a secret that was cut off,
     this end is masked too. If the output ends with what may be the beginning of a secret, that text is left out until
     more output arrives."""
-    # "[... 1,234 characters not shown ...]" may stand in front of output that is shortened
-    marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
-    text = mask(rest)
+    marker = match[0] if (match := _MARKER.match(text)) else ""
+    text = mask(text[len(marker) :])
     if start := mask.cut_off(text):
         text = mask.mask + text[start:]
-    return marker + end + text[: len(text) - mask.unfinished(text)]
+    return marker + text[: len(text) - mask.unfinished(text)]
 
 
 def _masked_json(value: Any, mask: SecretMask) -> Any:

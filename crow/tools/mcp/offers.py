@@ -13,6 +13,7 @@ from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, S
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.listing import Changes, ExternalTool, list_prompts, list_tools
 from crow.tools.mcp.resources import ExternalResource, list_resources
@@ -21,6 +22,8 @@ from crow.tools.servers import ServerOptions, ServerPrompt
 logger = logging.getLogger(__name__)
 
 _LISTEN_AGAIN_S = 1.0
+_MAX_LEFT_OUT = 100
+_LEFT_OUT_CHARS = 500
 
 
 class Offers:
@@ -34,7 +37,7 @@ class Offers:
     ) -> None:
         self.tools: tuple[ExternalTool, ...] = ()
         self.left_out: dict[str, str] = {}
-        """Maps each invalid tool of the server to a text that says what is wrong with it."""
+        """Maps the names of invalid tools of the server to texts that say what is wrong with them."""
         self.prompts: Mapping[ServerPrompt, str] = {}
         """Maps each prompt to the server's own name for it."""
         self.resources: tuple[ExternalResource, ...] = ()
@@ -50,6 +53,13 @@ class Offers:
         self._tools_changed = Changes()
         self._prompts_changed = Changes()
         self._resources_changed = Changes()
+
+    def note_invalid(self, name: str, fault: str) -> None:
+        """Log that a tool of the server is invalid, and why. Do this once for each tool, and for 100 tools at most."""
+        name, fault = on_one_line(name[:_LEFT_OUT_CHARS]), on_one_line(fault[:_LEFT_OUT_CHARS])
+        if name not in self.left_out and len(self.left_out) < _MAX_LEFT_OUT:
+            self.left_out[name] = fault
+            logger.warning("MCP server %s: tool %s is left out: %s", self._server, name, fault)
 
     async def begin(self, client: Client) -> None:
         """List the tools of a server that has just been connected. The other listings come with `follow`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -20,6 +21,8 @@ from crow.tools.sampling import Sampler
 from crow.tools.servers import LoginQuestion, McpServer
 
 logger = logging.getLogger(__name__)
+
+_MAX_PAGES = 100
 
 
 class ServerQuestions:
@@ -53,7 +56,10 @@ class ServerQuestions:
         self._open: dict[anyio.CancelScope, str] = {}
         """Maps the scope of each open question to the id of its call. The id is empty if it is not certain which call
         the question belongs to."""
-        self._asked = 0
+        self._waits = 0
+        """How many questions to the user and requests to the model have no answer yet."""
+        self._pages: dict[str, str] = {}
+        """Maps the server's ids of pages that the user was asked to visit to crow's ids."""
         self._login: anyio.CancelScope | None = None
         """Cancels the question about a login without which the server cannot start; None if no such question is
         open."""
@@ -85,7 +91,14 @@ class ServerQuestions:
     ) -> mcp.ElicitResult | mcp.ErrorData:
         """Pass a question from the server to the user. If exactly one call is running, the question is attributed to
         that call."""
+        if self._waits >= SERVER_WAITS:
+            return self._refused_wait()
         call_id, question_id = self._call_id(), self._new_id()
+        if isinstance(params, mcp.ElicitRequestURLParams) and params.elicitation_id:
+            self._pages[params.elicitation_id] = question_id
+            if len(self._pages) > _MAX_PAGES:
+                del self._pages[next(iter(self._pages))]
+        self._waits += 1
         with anyio.CancelScope() as scope:
             if self._running:
                 self._open[scope] = call_id
@@ -93,7 +106,14 @@ class ServerQuestions:
                 return await ask_user(self._elicitation, self._server.name, params, call_id, question_id)
             finally:
                 self._open.pop(scope, None)
+                self._waits -= 1
         return mcp.ElicitResult(action="cancel")
+
+    async def finish_page(self, elicitation_id: str) -> None:
+        """Tell the client that the user no longer needs the page of a question, which had this id of the server."""
+        question_id = self._pages.pop(elicitation_id, None)
+        if question_id is not None and self._elicitation is not None:
+            await self._elicitation.finish_question(question_id)
 
     async def on_sampling(
         self, context: ClientRequestContext, params: mcp.CreateMessageRequestParams
@@ -108,17 +128,22 @@ class ServerQuestions:
         except ArgumentError as error:
             logger.warning("MCP server %s: its request to the model was refused: %s", server.name, error)
             return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
-        if sum(1 for each in self._open.values() if each) >= SERVER_WAITS:
-            words = f"{SERVER_WAITS} requests wait already"
-            logger.info("MCP server %s: its request to the model was refused: %s", server.name, words)
-            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
+        if self._waits >= SERVER_WAITS:
+            return self._refused_wait()
+        self._waits += 1
         with anyio.CancelScope() as scope:
             self._open[scope] = request.call.call_id
             try:
                 return result_of(await self._sampler.sample(request, progress_sender(context)))
             finally:
                 self._open.pop(scope, None)
+                self._waits -= 1
         return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
+
+    def _refused_wait(self) -> mcp.ErrorData:
+        words = f"{SERVER_WAITS} requests wait already"
+        logger.info("MCP server %s: its question was refused: %s", self._server.name, words)
+        return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
 
     @property
     def can_ask(self) -> bool:
@@ -147,5 +172,5 @@ class ServerQuestions:
         return self._running[0].call_id if len(self._running) == 1 else ""
 
     def _new_id(self) -> str:
-        self._asked += 1
-        return f"{self._prefix}-{self._asked}"
+        """Return an id that no question of another session has, because a client may show questions of several."""
+        return f"{self._prefix}-{secrets.token_hex(8)}"

@@ -130,7 +130,7 @@ def _part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part
     match block:
         case mcp.TextContent(text=text):
             return Text(text=mask(encodable(text)))
-        case mcp.ImageContent(data=data, mime_type=kind) if (image := picture(data, kind, None)) is not None:
+        case mcp.ImageContent(data=data) if (image := picture(data, None)) is not None:
             return image
         case _:
             raise ArgumentError(f"the messages contain {block.type} content that crow cannot use; expected text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,8 @@ def _is_usable(key: str, value: object) -> bool:
         return value != []
     if key in _COUNTS:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return key not in _BOUNDS or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return key not in _BOUNDS or (is_finite and not isinstance(value, bool))
 
 
 def _is_index(name: str) -> bool:

@@ -142,6 +142,7 @@ class ExternalServer:
         try:
             filled = await client.get_prompt(prompts[prompt], dict(arguments), meta=_trace_meta())
         except Exception as error:  # the library may raise any error for a bad answer
+            self._notice_loss(error)
             raise ToolServerError(f"{failed} did not return the prompt: {describe_error(error)}") from error
         if not (parts := parts_of(filled)):
             raise ToolServerError(f"{failed} returned an empty prompt.")
@@ -150,17 +151,22 @@ class ExternalServer:
     def _failure(self, words: str) -> Outcome:
         return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
 
-    def _describe_refusal(self, what: str, error: MCPError) -> str:
-        gone = error.code == mcp.CONNECTION_CLOSED
-        if gone or error.message == "Session terminated":
+    def _notice_loss(self, error: Exception) -> None:
+        """If this error of a request shows that the server is gone, let the connection end and start again."""
+        if isinstance(error, MCPError) and (
+            error.code == mcp.CONNECTION_CLOSED or error.message == "Session terminated"
+        ):
             self.connection.lose(describe_error(error))
+
+    def _describe_refusal(self, what: str, error: MCPError) -> str:
+        self._notice_loss(error)
         if problem := self.connection.login_problem:
             return f"refused {what}: {problem}"
         if error.code == mcp.REQUEST_TIMEOUT:
             return f"did not answer the call of {what} within {self.connection.setup.call_timeout_s:g} s"
         if error.code == mcp.PARSE_ERROR:
             return f"returned an unreadable result for {what}: {describe_error(error)}"
-        if gone:
+        if error.code == mcp.CONNECTION_CLOSED:
             return f"ended during {what}: {self.connection.describe_end(error)}"
         return f"refused {what}: {describe_error(error)}"
 

@@ -274,7 +274,7 @@ class ServerProcess:
             lines = [bytes(self._partial), *others[:-1]]
             self._partial = bytearray(others[-1])
             self._lines.extend(lines)
-            self._queued_bytes += sum(map(len, lines))
+            self._queued_bytes += sum(len(line) + 1 for line in lines)
             self._arrived.set()
         if len(self._partial) > LINE_BYTES:
             self._partial.clear()

@@ -71,7 +71,7 @@ async def _inspect(connection: ServerConnection, client: Client, started_s: floa
         protocol=str(client.protocol_version),
         listings=listings,
         offered=[tool.spec.name for tool in connection.offers.tools],
-        faults=[f"{on_one_line(name)}: {on_one_line(fault)}" for name, fault in connection.offers.left_out.items()],
+        faults=[f"{name}: {fault}" for name, fault in connection.offers.left_out.items()],
     )
 
 

@@ -61,8 +61,8 @@ def covers_host(pattern: str, host: str) -> bool:
     """Whether the pattern of a rule covers a host, which is written as `str(Host)` does.
 
     `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
-    registries. Without a port, a pattern covers the usual ports; `:*` covers all. A pattern that is none of these
-    covers nothing.
+    registries. Without a port, a pattern covers the usual ports; `:*` covers all. So does a pattern with one of the
+    usual ports, because `str(Host)` leaves them out. A pattern that is none of these covers nothing.
     """
     asked = parse_host(host, PORTS[0])
     if pattern == REGISTRIES:
@@ -71,8 +71,10 @@ def covers_host(pattern: str, host: str) -> bool:
     if found is None:
         return False
     below, place, port = found.groups()
-    if port != "*" and not (asked.port in PORTS if port is None else int(port) == asked.port):
-        return False
+    if port != "*":
+        covered = PORTS if port is None or int(port) in PORTS else (int(port),)
+        if asked.port not in covered:
+            return False
     if place == "*":
         return not below
     try:

@@ -39,6 +39,8 @@ _MAX_HEAD = 32_768
 """Bytes of the head of a request or response."""
 _HEAD_S = 30.0
 _CONNECT_S = 30.0
+_ACCEPT_AGAIN_S = 0.1
+"""The pause after a connection could not be accepted, for example because crow has too many open files."""
 _IDLE_S = 600.0
 _CHUNK = 65_536
 _HTTP_PORT, _HTTPS_PORT = 80, 443
@@ -102,7 +104,14 @@ class Proxy:
         ):
             while True:
                 await self._slots.acquire()  # before a connection takes one of crow's open files
-                tasks.start_soon(self._serve, await accepting.accept(), clock, credentials)
+                try:
+                    stream = await accepting.accept()
+                except OSError as error:
+                    self._slots.release()
+                    logger.warning("A connection of a command cannot be accepted yet: %s", error)
+                    await anyio.sleep(_ACCEPT_AGAIN_S)
+                else:
+                    tasks.start_soon(self._serve, stream, clock, credentials)
 
     async def _serve(self, stream: anyio.abc.SocketStream, clock: Clock, credentials: Credentials) -> None:
         try:
@@ -183,7 +192,7 @@ class _Connection:
             return
         body = f"crow: {safe(reason)}\n".encode()
         headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
-        with suppress(h11.LocalProtocolError):
+        with suppress(h11.LocalProtocolError, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._send(
                 h11.Response(status_code=status, reason=b"Refused by crow", headers=[*headers, ("Connection", "close")])
             )
@@ -523,11 +532,18 @@ async def _receive(stream: anyio.abc.ByteStream) -> bytes:
 async def _relay(
     client: anyio.abc.SocketStream, server: anyio.abc.SocketStream, records: ClientRecords, early: bytes
 ) -> None:
-    """Carry bytes in both directions until both have ended, or until one side is gone.
+    """Carry bytes in both directions, until the server has sent everything, one side is gone, or no bytes have passed
+    in either direction for `_IDLE_S`.
 
     :raises ~crow.domain.errors.ArgumentError: the client sent something that may not be forwarded.
     """
     refusal: ArgumentError | None = None
+
+    async def next_from(stream: anyio.abc.SocketStream) -> bytes:
+        tasks.cancel_scope.deadline = anyio.current_time() + _IDLE_S
+        with suppress(anyio.EndOfStream):
+            return await stream.receive(_CHUNK)
+        return b""
 
     async def send_on() -> None:
         nonlocal refusal
@@ -536,7 +552,7 @@ async def _relay(
             while data:
                 if passed := records.feed(data):
                     await server.send(passed)
-                data = await _receive(client)
+                data = await next_from(client)
             await server.send_eof()
         except ArgumentError as error:
             refusal = error
@@ -547,7 +563,7 @@ async def _relay(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(send_on)
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            while data := await _receive(server):
+            while data := await next_from(server):
                 await client.send(data)
             await client.send_eof()
         tasks.cancel_scope.cancel()

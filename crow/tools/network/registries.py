@@ -55,7 +55,7 @@ _FILES: Mapping[str, str] = MappingProxyType(
 )
 """The files by which crow recognises that a project uses a tool."""
 
-_URL = r"https?://([A-Za-z0-9_.:-]+)"
+_URL = r"https?://(?:[^\s/@\"']*@)?([A-Za-z0-9_.:-]+)"
 _SETTINGS: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
         ".npmrc": re.compile(rf"^\s*(?:@[\w.-]+:)?registry\s*=\s*[\"']?{_URL}", re.MULTILINE),

@@ -110,7 +110,8 @@ class Reservation:
             try:
                 with streams, _file_with(plan) as file:
                     await self._find_pid()
-                    socket.send_fds(self._report, [b"plan"], (file, *streams.inner))
+                    with suppress(ConnectionError):  # the sandbox has failed already, and `_begun` gets the reason
+                        socket.send_fds(self._report, [b"plan"], (file, *streams.inner))
                 await self._begun(on_listener)
                 child = _Child(self._pid, streams, self._report)
                 self._has_started = True
@@ -121,12 +122,21 @@ class Reservation:
         return process
 
     async def _find_pid(self) -> None:
-        """Find out which process it is. :raises NotLaunchedError: there is none."""
-        if not self._pid:
+        """Get the id of the first process of the sandbox from the helper.
+
+        :raises NotLaunchedError: the helper could not make the process, or the process has failed already.
+        """
+        if self._pid:
+            return
+        answer, _ = await self._answer()
+        failure = answer if answer.startswith(b"failed ") else b""  # sent before the helper could send the id
+        if failure:
             answer, _ = await self._answer()
-            self._pid = int(answer or b"-1")
-            if self._pid <= 0:
-                raise NotLaunchedError(-self._pid, f"no namespaces: {os.strerror(-self._pid)}")
+        self._pid = int(answer or b"-1")
+        if self._pid <= 0:
+            raise NotLaunchedError(-self._pid, f"no namespaces: {os.strerror(-self._pid)}")
+        if failure:
+            raise NotLaunchedError(failure.decode(errors="replace").removeprefix("failed "))
 
     async def _begun(self, on_listener: Callable[[socket.socket], None] | None) -> None:
         """Wait until the command has begun. :raises NotLaunchedError: it could not be confined."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import socket
 import stat
 import threading
 import time
@@ -15,6 +17,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import anyio
 import anyio.to_thread
+import httpx2
 import pytest
 
 from crow.domain.errors import ToolServerError
@@ -25,7 +28,7 @@ from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.mcp.redirect import listening
 from crow.tools.servers import HttpServer, OAuthOptions
 from tests.support.oauth_server import Answer, OAuthServer, as_json, oauth_server, visit
-from tests.tools.conftest import Box, OpenBox
+from tests.tools.conftest import Box, OpenBox, skip_time
 
 
 class Browser:
@@ -264,6 +267,31 @@ async def test_a_token_is_refreshed_without_the_user(
     assert ("Bearer " + before["tokens"]["access_token"] in server.authorizations[3:]) == (how == "refused")
 
 
+async def test_a_refresh_that_outlasts_the_probe_is_not_broken_off(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    edit_stored(folder, expires_at=time.time() - 100)
+    loop, probe_is_over = asyncio.get_running_loop(), threading.Event()
+
+    def end_probe() -> None:
+        skip_time(2)
+        loop.call_later(0.01, probe_is_over.set)
+
+    def slow(values: Mapping[str, str]) -> Answer:
+        answer = server._token(values)
+        loop.call_soon_threadsafe(end_probe)
+        assert probe_is_over.wait(60)
+        return answer
+
+    server.answers["/token"] = slow
+    async with open_box(http(server), login_folder=folder) as box:
+        assert await ready(box) == ""
+        assert not (await box.run("web__whoami")).is_error
+    assert server.seen.count("/token") == 2
+
+
 async def test_a_token_is_refreshed_again_and_again(open_box: OpenBox, server: OAuthServer, folder: Path) -> None:
     browser, server.expires_in = Browser(), None
     async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
@@ -301,6 +329,23 @@ async def test_a_refresh_token_that_is_refused_leads_to_a_new_login(
         server.refresh_tokens.clear()
     assert len(browser.questions) == 2
     assert server.seen.count("/register") == 1, "the registration is used again, with its port"
+
+
+async def test_a_registration_that_the_authorization_server_has_forgotten_is_made_again(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    forgotten = stored(folder)["client"]["client_id"]
+    server.expire()
+
+    def token(values: Mapping[str, str]) -> Answer:
+        return as_json({"error": "invalid_client"}, 401) if values["client_id"] == forgotten else server._token(values)
+
+    server.answers["/token"] = token
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    assert stored(folder)["client"]["client_id"] != forgotten
 
 
 async def test_an_authorization_server_that_is_down_costs_no_login(
@@ -639,6 +684,20 @@ async def test_a_server_leads_only_to_places_no_further_inside_than_its_own(
     with pytest.raises(ToolServerError, match="its login leads to") as raised:
         await exchange.check(url)
     assert words in str(raised.value)
+
+
+async def test_a_host_is_reached_at_the_address_on_which_it_listens(
+    monkeypatch: pytest.MonkeyPatch, server: OAuthServer
+) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    places = [(*kind, (address, urlsplit(server.base).port)) for address in ("127.0.0.2", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+    url = server.base.replace("127.0.0.1", "localhost") + "/.well-known/oauth-authorization-server"
+    answer = await LoginClient(url).send(httpx2.Request("GET", url))
+    assert answer.json()["issuer"] == server.base
 
 
 def test_a_url_is_shown_without_what_may_be_secret() -> None:

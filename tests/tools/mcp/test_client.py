@@ -471,29 +471,28 @@ class Http(BaseHTTPRequestHandler):
             self.send_response(202)
             self.end_headers()
             return
-        match message["method"]:
-            case "initialize":
-                version = message["params"]["protocolVersion"]
-                info = {"name": "http", "version": "1"}
-                result: dict[str, object] = {
-                    "protocolVersion": version,
-                    "capabilities": {"tools": {}},
-                    "serverInfo": info,
-                }
-            case "tools/list":
-                result = {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]}
-            case _ if FORGETFUL.pop("session", None):
-                self.send_error(404)
-                return
-            case _:
-                who = self.headers.get("Authorization")
-                result = {"content": [{"type": "text", "text": f"you are {who}"}]}
+        result = self.result_of(message)
+        if result is None:
+            self.send_error(404)
+            return
         body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def result_of(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer to a request, or None if the server knows nothing of the session."""
+        match message["method"]:
+            case "initialize":
+                version, info = message["params"]["protocolVersion"], {"name": "http", "version": "1"}
+                return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+            case "tools/list":
+                return {"tools": [{"name": "whoami", "inputSchema": {"type": "object"}}]}
+            case _ if FORGETFUL.pop("session", None):
+                return None
+        return {"content": [{"type": "text", "text": f"you are {self.headers.get('Authorization')}"}]}
 
     def do_GET(self) -> None:
         self.send_error(405)

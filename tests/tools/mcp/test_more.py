@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from mcp_types import Tool
+from mcp_types import INVALID_REQUEST, ElicitRequestFormParams, ElicitRequestURLParams, ErrorData, Tool
 
 from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError
@@ -18,8 +20,12 @@ from crow.tools import Outcome, Ports, ServerStatus
 from crow.tools.mcp.calls import page_to_open, readable_form
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import ExternalTool, external_tool, schema_fault, tool_fault
+from crow.tools.mcp.offers import Offers
+from crow.tools.mcp.questions import ServerQuestions
+from crow.tools.mcp.sampling import SERVER_WAITS
 from crow.tools.mcp.schemas import plain_schema
-from crow.tools.servers import THE_WORKSPACE, ServerOptions
+from crow.tools.process import HiddenKeys
+from crow.tools.servers import THE_WORKSPACE, ServerOptions, StdioServer
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import Box, FixedPlan, OpenBox, RecordingLog, call, skip_time, stdio
 
@@ -76,12 +82,14 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
         visit = await box.run("srv__visit")
     assert json.loads(form.text) == {"action": "accept", "content": {"name": "Ada"}}
     assert json.loads(visit.text) == {"action": "accept"}
+    page = user.questions[-1]
+    assert isinstance(page, UrlQuestion)
     assert user.questions == [
         QUESTION,
         UrlQuestion(
             message="srv: Sign in.\n\nThis opens a page on example.com.",
             url="https://example.com/",
-            id="e7",
+            id=page.id,
             call=CallRef(assistant=7, index=0),
         ),
     ]
@@ -251,6 +259,78 @@ async def test_a_question_that_the_server_takes_back_is_no_longer_asked(open_box
         tasks.cancel_scope.cancel()
 
 
+async def test_a_server_can_ask_only_some_questions_at_once() -> None:
+    class Undecided(User):
+        async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+            self.questions.append(question)
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    user = Undecided(ElicitationAnswer(action="accept"), "form")
+    server = StdioServer(name="srv", command="x")
+    questions = ServerQuestions(server, "srv", HiddenKeys, user, None, is_starting=bool)
+    form = ElicitRequestFormParams(message="Which?", requested_schema={"type": "object", "properties": {}})
+    refused: list[object] = []
+
+    async def ask() -> None:
+        refused.append(await questions.on_elicitation(None, form))  # type: ignore[arg-type]
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(SERVER_WAITS + 2):
+            tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert len(user.questions) == SERVER_WAITS
+    assert refused == [ErrorData(code=INVALID_REQUEST, message="16 requests wait already")] * 2
+
+
+async def test_a_server_can_close_only_its_own_pages() -> None:
+    class Visitor(User):
+        async def finish_question(self, question_id: str) -> None:
+            finished.append(question_id)
+
+    finished: list[str] = []
+    user = Visitor(ElicitationAnswer(action="accept"), "url")
+    first, second = (
+        ServerQuestions(StdioServer(name="srv", command="x"), "srv", HiddenKeys, user, None, is_starting=bool)
+        for _ in range(2)
+    )
+    page = ElicitRequestURLParams(message="Sign in.", url="https://a.test/", elicitation_id="e7")
+    await first.on_elicitation(None, page)  # type: ignore[arg-type]
+    await second.on_elicitation(None, page)  # type: ignore[arg-type]
+    ids = [question.id for question in user.questions if isinstance(question, UrlQuestion)]
+    await second.finish_page(ids[0])
+    await second.finish_page("e7")
+    await second.finish_page("e7")
+    assert finished == [ids[1]]
+    await first.finish_page("e7")
+    assert finished == [ids[1], ids[0]]
+    assert ids[0] != ids[1]
+
+
+async def test_a_server_that_refuses_in_very_many_words_is_quoted_in_part(open_box: OpenBox) -> None:
+    program = (
+        "import json\nmessage = json.loads(input())\n"
+        "error = {'code': -1, 'message': 'no ' * 100_000}\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'id': message['id'], 'error': error}), flush=True)\ninput()"
+    )
+    server = StdioServer(name="srv", command=sys.executable, args=("-I", "-S", "-c", program))
+    async with open_box(server) as box:
+        await box.toolbox.wait_ready(120)
+        (status,) = box.toolbox.servers()
+    assert status.detail.startswith("no no ")
+    assert len(status.detail) < 5_000
+
+
+def test_a_server_with_very_many_invalid_tools_is_remembered_in_part() -> None:
+    async def changed() -> None: ...
+
+    offers = Offers("srv", "srv", ServerOptions(), changed)
+    for number in range(1_000):
+        offers.note_invalid(f"{number}{'x' * 10_000}", "y" * 10_000)
+    assert sum(len(name) + len(fault) for name, fault in offers.left_out.items()) <= 100_000
+
+
 async def test_a_change_of_tools_is_followed_over_the_newer_protocol_too(open_box: OpenBox) -> None:
     changed = anyio.Event()
 
@@ -308,6 +388,7 @@ def test_a_valid_schema_has_no_fault() -> None:
         ({"type": [], "enum": [], "anyOf": [], "description": "d"}, {"description": "d"}),
         ({"type": "string", "minLength": -1, "maxLength": 9}, {"type": "string", "maxLength": 9}),
         ({"minimum": "0", "maximum": 1.5, "exclusiveMinimum": True}, {"maximum": 1.5}),
+        ({"minimum": -math.inf, "maximum": math.nan, "multipleOf": 10**400}, {"multipleOf": 10**400}),
         ({"$ref": "#/properties/other"}, {"$ref": "#/properties/other"}),
         ({"$ref": "#/properties/other/enum/1", "title": "t"}, {"title": "t"}),
         ({"$ref": "#/properties/other/enum/" + "9" * 5000}, {}),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
 import anyio
+import mcp_types as mcp
 import pytest
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Image, Link, Resource, Text
+from crow.tools.mcp.calls import parts_of
 from crow.tools.servers import PromptArgument, ServerPrompt
 from tests.tools.conftest import OpenBox, stdio
 
@@ -64,6 +68,20 @@ async def test_prompts_are_listed_filled_in_and_updated(open_box: OpenBox) -> No
             await changed.wait()
         assert await box.toolbox.prompt("srv:nothing") is None
         assert await box.toolbox.prompt("other:talk") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"\xff\xd8\xff\xe0 a JPEG", "image/jpeg"),
+        (b"<html>", "(a picture (image/png, 6 bytes) came with the prompt; crow cannot read it.)"),
+    ],
+)
+def test_a_picture_gets_the_type_of_its_data(data: bytes, part: str) -> None:
+    image = mcp.ImageContent(type="image", data=base64.b64encode(data).decode(), mime_type="image/png")
+    filled = mcp.GetPromptResult(messages=[mcp.PromptMessage(role="user", content=image)])
+    (found,) = parts_of(filled)
+    assert (found.mime_type if isinstance(found, Image) else found) == (part if part[0] == "i" else Text(text=part))
 
 
 async def test_a_server_without_prompts_and_a_dead_server_offer_none(open_box: OpenBox) -> None:

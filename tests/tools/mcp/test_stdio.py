@@ -297,6 +297,17 @@ async def test_a_server_that_does_not_read_blocks_nothing(root: Path, monkeypatc
         assert transport.reason == "it left 1,000,000 bytes of requests unread"
 
 
+async def test_a_server_that_sends_only_line_ends_is_paused_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crow.tools.mcp.stdio.QUEUED_BYTES", 10_000)
+    program = "import sys\nfor number in range(1_000): sys.stdout.write('\\n' * 10_000)"
+    server = ServerProcess(python(program), DiskWorkspace(root))
+    async with server:
+        with anyio.fail_after(60):
+            while not server._is_paused and not server.closed.is_set():  # noqa: ASYNC110 - reading raises no event
+                await anyio.sleep(0.005)
+        assert server._is_paused
+
+
 async def test_a_slow_reader_pauses_the_server_and_loses_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crow.tools.mcp.stdio.QUEUED_BYTES", 10_000)
     program = (

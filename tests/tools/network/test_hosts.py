@@ -43,6 +43,8 @@ def test_what_is_not_a_host_is_refused(text: str) -> None:
         ("a.test", ["a.test"], ["b.a.test", "a.test:8080", "a.test.b", "xa.test"]),
         ("A.Test.", ["a.test"], ["b.test"]),
         ("a.test:8080", ["a.test:8080"], ["a.test", "a.test:8081"]),
+        ("a.test:443", ["a.test"], ["a.test:8080", "b.test"]),
+        ("a.test:80", ["a.test"], ["a.test:8080"]),
         ("a.test:*", ["a.test", "a.test:1"], ["b.test"]),
         ("*.a.test", ["b.a.test", "c.b.a.test"], ["a.test", "ba.test", "b.a.test:8080"]),
         ("*", ["a.test", "10.0.0.1"], ["a.test:8080"]),
@@ -85,6 +87,11 @@ def test_registries_are_found_by_the_files_of_a_project(tmp_path: Path) -> None:
         f"the registries of pip, npm: {', '.join((*PIP, *NPM))}, and "
         "wheels.corp.example:8443, npm.corp.example, which files of this project name"
     )
+
+
+def test_a_password_in_the_url_of_a_registry_is_not_a_host(tmp_path: Path) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://bob:secret@pypi.corp.example:8443/simple\n")
+    assert find_registries([tmp_path]).named == ("pypi.corp.example:8443",)
 
 
 def test_files_of_a_project_can_name_only_a_few_registries(tmp_path: Path) -> None:

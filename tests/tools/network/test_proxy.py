@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import socket
+import struct
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from crow.agent.permissions.host_rules import siblings_at
 from crow.agent.permissions.rules import user_rules
-from crow.tools.network import Host, HostVerdict, Use
+from crow.tools.network import Credentials, Host, HostVerdict, Use
 from crow.tools.network.gate import Gate
-from crow.tools.network.proxy import MAX_CONNECTIONS, resolve_host
+from crow.tools.network.proxy import MAX_CONNECTIONS, Proxy, resolve_host
 from crow.tools.network.registries import DEFAULT_REGISTRIES
-from tests.tools.network.servers import CALL, RESPONSE, hello, proxying, record, serving
+from tests.tools.conftest import skip_time
+from tests.tools.network.servers import (
+    CALL,
+    RESPONSE,
+    Client,
+    hello,
+    proxying,
+    record,
+    resolve_to_loopback,
+    serving,
+)
 
 INDEX, FILES = DEFAULT_REGISTRIES["pip"]
 
@@ -51,6 +65,94 @@ async def test_a_tunnel_carries_tls_in_any_pieces() -> None:
         answers = await client.send(connect(server.port), data)
         assert answers == b"HTTP/1.1 200 Connection established\r\n\r\nserver hello"
         assert server.received == [data]
+
+
+async def test_a_tunnel_in_which_only_the_server_sends_stays_open_in_both_directions() -> None:
+    """As in a long download, after which the client asks for more."""
+    parts = anyio.Semaphore(0)
+
+    async def send_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1_000)
+        for _ in range(3):
+            await parts.acquire()
+            writer.write(b"part")
+        writer.write(b"got more" if await reader.read(1_000) else b"end")
+        writer.close()
+
+    server = await asyncio.start_server(send_slowly, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, proxying([f"network(good.test:{port})"]) as client:
+        reader, writer = await asyncio.open_connection(*client.address)
+        writer.write(connect(port))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(record(hello(b"good.test")))
+        for _ in range(3):
+            parts.release()
+            assert await reader.readexactly(4) == b"part"
+            skip_time(400)
+            await anyio.lowlevel.checkpoint()
+        writer.write(record(b"more", kind=23))
+        assert await reader.read() == b"got more"
+        writer.close()
+
+
+async def test_a_tunnel_in_which_nothing_passes_is_closed() -> None:
+    async with serving() as server, proxying([f"network(good.test:{server.port})"]) as client:
+        reader, writer = await asyncio.open_connection(*client.address)
+        writer.write(connect(server.port))
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(record(hello(b"good.test")))
+        assert await reader.readexactly(len(RESPONSE)) == RESPONSE
+        skip_time(700)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_client_that_is_gone_when_its_server_answers_nonsense_ends_only_its_connection() -> None:
+    is_gone = anyio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1_000)
+        await is_gone.wait()
+        writer.write(b"nonsense\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, serving() as good, proxying(["network(good.test:*)"]) as client:
+        with socket.create_connection(client.address) as gone:
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets it
+            gone.sendall(get(port))
+            while not client.gate.has_allowed:
+                await anyio.lowlevel.checkpoint()
+        is_gone.set()
+        assert b"hello" in await client.send(get(good.port))
+
+
+async def test_a_connection_that_cannot_be_accepted_yet_is_accepted_later() -> None:
+    class Full(socket.socket):
+        failures = 2
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if self.failures:
+                self.failures -= 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().accept()
+
+    async with serving() as server:
+        with Full() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            listener.setblocking(False)
+            gate = Gate(allowing)
+            with anyio.CancelScope() as clock:
+                async with Proxy(gate, resolve_to_loopback).serving(listener, clock, Credentials()):
+                    client = Client(listener.getsockname(), gate, [])
+                    assert b"hello" in await client.send(get(server.port))
+
+
+async def allowing(_host: Host, _use: Use | None) -> HostVerdict:
+    return HostVerdict(is_named=True)
 
 
 async def test_an_unknown_host_is_asked_about_once_and_then_reached() -> None:

@@ -16,11 +16,12 @@ import anyio.lowlevel
 import pytest
 
 from crow.tools.process import HiddenKeys, child_environment
-from crow.tools.sandbox import launched
+from crow.tools.sandbox import Confinement, launched
 from crow.tools.sandbox.bubblewrap import Bubblewrap
 from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.confined import Place, as_user, run
+from tests.tools.conftest import until_gone
 
 LIMIT_S = 60
 USER = "root" if os.geteuid() == 0 else "user"
@@ -105,6 +106,46 @@ def test_where_the_helper_fails_bubblewrap_confines_the_same_commands(monkeypatc
 
     results, works = as_user(USER, ran, needs="bubblewrap")
     assert (results, works) == ([[0, "x\nproject\n"], [3, ""]], False)
+
+
+def failing_helper(directory: Path, tells_pid: str) -> str:
+    """Return a helper whose sandboxes fail before they read a plan. It tells their process ids before or after that."""
+    program = (
+        Path(launched._PROGRAM).read_text().replace("    os.setsid()\n", '    raise OSError(1, "not allowed")\n', 1)
+    )
+    if tells_pid == "after":
+        line = "            with suppress(OSError):  # crow"
+        program = program.replace(line, f"            connection.recv(9)\n{line}", 1)
+    (directory / "launcher.py").write_text(program)
+    return str(directory / "launcher.py")
+
+
+async def start_late(launcher: launched.Launcher, tells_pid: str, directory: Path) -> None:
+    """Start a command when its sandbox has failed."""
+    async with launcher.reserved(has_network=False) as reservation:
+        with anyio.fail_after(LIMIT_S):
+            await anyio.wait_readable(reservation._report)
+        if tells_pid == "after":
+            (await launcher._helper.connection()).send(b"go on")
+        else:
+            await reservation._find_pid()
+            await until_gone(reservation._pid)
+        confinement = Confinement(access="read", temporary=directory)
+        await reservation.start(["/bin/true"], confinement, cwd=directory, env={}, on_output=print)
+
+
+@pytest.mark.parametrize("tells_pid", ["before", "after"])
+async def test_a_sandbox_that_fails_before_it_gets_its_plan_is_an_error_of_the_helper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tells_pid: str
+) -> None:
+    if not isinstance(choose_sandbox().sandbox, Bubblewrap):
+        pytest.skip("needs bubblewrap")
+    monkeypatch.setattr(launched, "_PROGRAM", failing_helper(tmp_path, tells_pid))
+    launcher = launched.Launcher()
+    with pytest.raises(launched.NotLaunchedError, match="not allowed"):
+        await start_late(launcher, tells_pid, tmp_path)
+    assert not launcher.works
+    await launcher.close()
 
 
 def test_a_helper_that_was_killed_is_replaced_by_bubblewrap_and_its_commands_go_on() -> None:
