@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -115,7 +116,7 @@ class SessionClient:
 
         `is_running` returns whether a turn is running. Later items wait until everything is sent.
         """
-        async with self._sending:
+        async with self._replacing_view():
             was_running, items = is_running(), self._feed.open_items()
             self.view = view = self._view(is_reading=True, limits=limits, family=family)
             self._unfinished = ()
@@ -139,7 +140,7 @@ class SessionClient:
 
         :raises CursorGap: the client has a part of a message that is not in the log.
         """
-        async with self._sending:
+        async with self._replacing_view():
             was_running, items = is_running(), self._feed.open_items()
             missed = await read()
             self._check(missed, items)
@@ -162,6 +163,18 @@ class SessionClient:
                     await self._send_shown(view.apply(item))
             await self._tell_missed_subagents(missed)
         return missed
+
+    @asynccontextmanager
+    async def _replacing_view(self) -> AsyncIterator[None]:
+        """Send nothing else during the block, which replaces the view. If the block fails or is cancelled, restore the
+        view: one that has stopped halfway through the log would show a call only with its result."""
+        async with self._sending:
+            before = self.view, self._unfinished
+            try:
+                yield
+            except BaseException:
+                self.view, self._unfinished = before
+                raise
 
     def _start_of(self, missed: Missed) -> Cursor:
         """Return the cursor from which to send what was missed. A translated client gets a prompt that it knows in

@@ -129,21 +129,29 @@ class _OfferedModels:
     """The names of the models that clients may choose."""
 
     def __init__(self, dependencies: ServerDependencies) -> None:
+        self._current = dependencies
+        """The settings that are in use."""
         self.names: tuple[str, ...] = tuple(dependencies.models)
         self._told = self.names
         self._lock = anyio.Lock()
         self._listed: ServerDependencies | None = None
         """The settings for which the models of the endpoint were listed."""
 
-    async def list(self, dependencies: ServerDependencies) -> bool:
-        """Add the models that the endpoint lists. Return False if that was done for these settings before. Later calls
-        wait for the first one."""
+    def use(self, dependencies: ServerDependencies) -> None:
+        """Offer only the models of these settings, until `list` adds those of the endpoint."""
+        self._current, self.names = dependencies, tuple(dependencies.models)
+
+    async def list(self) -> bool:
+        """Add the models that the endpoint lists. Return False if that was done for the current settings before. Later
+        calls wait for the first one."""
         async with self._lock:
-            if self._listed is dependencies:
+            settings = self._current
+            if self._listed is settings:
                 return False
-            more = await dependencies.more_models()
-            self._listed = dependencies
-        self.names = tuple(dict.fromkeys([*self.names, *more]))
+            more = await settings.more_models()
+            self._listed = settings
+            if self._current is settings:  # otherwise, these are the models of an endpoint that is no longer used
+                self.names = tuple(dict.fromkeys([*self.names, *more]))
         return True
 
     def has_changed(self) -> bool:
@@ -313,7 +321,7 @@ class SessionHost:
         dependencies = self.dependencies.reload()
         if dependencies is not None:
             self.dependencies = dependencies
-            self._offered.names = tuple(dependencies.models)
+            self._offered.use(dependencies)
             self._tell_models()
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
@@ -360,7 +368,7 @@ class SessionHost:
 
     async def list_models(self) -> None:
         """Add the models that the endpoint lists to those that clients may choose."""
-        if await self._offered.list(self.dependencies):
+        if await self._offered.list():
             has_levels = any(hosted.session.conversation.thought_levels is not None for hosted in self.open.values())
             self._tell_models(has_levels=has_levels)
 

@@ -66,18 +66,18 @@ class SessionOpener:
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ConnectionSession:
         """Create and open a session. If a session already has the alias, open that session instead."""
-        request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store.get()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
+            created = self._with_programs(request)
             contents = await self._inspect_if_new(store, request)
             defaults = self._host.dependencies
-            new = new_session(request, model=defaults.model, mode=defaults.mode, alias=alias)
+            new = new_session(created, model=defaults.model, mode=defaults.mode, alias=alias)
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 self._announce(SessionListChanged(session_id=new.id, change="created"))
-                return self._start(_Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
+                return self._start(_Start(tail=tail, request=replace(created, is_watcher=False), contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -166,6 +166,9 @@ class SessionOpener:
     async def _joined(self, hosted: HostSession, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Add this connection to a session that is open in the host and stays as it is."""
         known = self._sessions.find(hosted.session.id)
+        if known is not None and known.queue.may_write == request.is_watcher:
+            self._sessions.detach(known)  # attach it anew: only then does it get, or lose, the questions that are open
+            known = None
         opened = known if known is not None else self._sessions.attach(hosted, is_watcher=request.is_watcher)
         opened.client.hold()
         try:
