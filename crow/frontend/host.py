@@ -21,7 +21,7 @@ from crow.agent.sessions.first_use import FirstUse
 from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters
-from crow.domain.errors import ArgumentError
+from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged, SessionListChanged
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
@@ -342,10 +342,13 @@ class SessionHost:
                 queue.publish(queue.client, event, is_own=False)
 
     async def check_first_session(self) -> None:
-        """See `FirstUse.check`."""
+        """See `FirstUse.check`. Log an error of the disk or the store: no client waits for this check."""
         hosted = next(iter(self.open.values()), None)
         if hosted is not None:
-            await self.first_use.check(hosted.session, hosted.clients, self._store)
+            try:
+                await self.first_use.check(hosted.session, hosted.clients, self._store)
+            except (StoreError, OSError) as error:
+                logger.warning("Old contents of changed files could not be removed: %s", error)
 
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it

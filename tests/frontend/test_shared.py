@@ -671,32 +671,3 @@ async def test_an_answer_counts_for_nothing_if_the_access_of_its_client_cannot_b
         ann.on_request = later
         assert (await ann.prompt(session, "write"))["stopReason"] == "end_turn"
         assert not (host.cwd / "a.txt").exists()
-
-
-async def test_models_of_the_old_endpoint_are_not_offered_if_the_settings_change_while_they_are_listed(
-    tmp_path: Path,
-) -> None:
-    asked, answered = anyio.Event(), anyio.Event()
-    reloads: list[ServerDependencies] = []
-
-    async def old() -> tuple[str, ...]:
-        asked.set()
-        await answered.wait()
-        return ("old",)
-
-    async def new() -> tuple[str, ...]:
-        return ("new",)
-
-    def change(dependencies: ServerDependencies) -> ServerDependencies:
-        return replace(dependencies, more_models=old, reload=lambda: reloads.pop() if reloads else None)
-
-    async with shared(tmp_path, change=change) as host:
-        ann = await host.client()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(host.host.list_models)
-            await asked.wait()
-            reloads.append(replace(host.dependencies, more_models=new))
-            await ann.call("session/list")
-            answered.set()
-        await host.host.list_models()
-        assert host.host.models == ("offline", "new")
