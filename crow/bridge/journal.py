@@ -161,16 +161,25 @@ class Journal:
         self._number = 0
         self._held: list[bytes] = []
         self._pending: dict[Any, _Pending] = {}
+        """The editor's requests that have no response yet, by their ids."""
         self._notices: list[tuple[int, bytes]] = []
+        """The editor's other notifications that the server may not have read yet, each with its number."""
         self._initialize: _Message | None = None
         self._is_v2 = False
         self._login: _Message | None = None
+        """The last request of `_LOGIN` that succeeded."""
         self._providers: dict[str, _Message] = {}
+        """The last request that changed each provider."""
         self._sessions: dict[str, _Message] = {}
+        """The open sessions, each with the parameters with which to resume it."""
         self._unseen: set[str] = set()
+        """The sessions of which the editor shows nothing yet, so that they may be loaded whole."""
         self._cursors: dict[str, str] = {}
+        """The newest cursor of each session."""
         self._asks: dict[Any, _EditorQuestion] = {}
+        """The server's requests to the editor, by the ids that the editor knows."""
         self._own: dict[str, _Message] = {}
+        """The bridge's own requests on this connection that have no response yet, by their ids."""
         self._own_count = 0
 
     @property

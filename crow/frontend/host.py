@@ -288,8 +288,8 @@ class SessionHost:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Tidy no longer, and shorten the time that the store waits for a database that another process has locked.
-        Must be called when this process is about to end."""
+        """Stop tidying, and shorten the time that the store waits for a database that another process has locked. Must
+        be called when this process is about to end."""
         self.idle.stop()
         if self._store is not None:
             self._store.hurry()
@@ -328,14 +328,14 @@ class SessionHost:
 
     def announce(self, event: SessionListChanged, principal: str | None, *, besides: Origin = None) -> None:
         """Tell the clients of a principal, except the one with the identity `besides`, that their list of sessions has
-        changed. Each is told once, if possible on the session itself. A client of `crow acp` is the only one in its
-        process, and knows."""
+        changed. Each client is told once, on the session that has changed if the client has opened it, else on another
+        one. Without a lasting host, do nothing: the only client has made the change itself."""
         told: dict[Origin, tuple[ClientQueue, str]] = {}
         for hosted in self.open.values() if self.is_lasting else ():
             session = hosted.session
-            for each in hosted.clients.queues if session.branch.row.principal == principal else ():
-                if each.origin not in told or session.id == event.session_id:
-                    told[each.origin] = each, session.id
+            for queue in hosted.clients.queues if session.branch.row.principal == principal else ():
+                if queue.origin not in told or session.id == event.session_id:
+                    told[queue.origin] = queue, session.id
         for origin, (queue, session_id) in told.items():
             # the clients of a renamed session are told its title
             if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
