@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from crow.bridge.loop import Bridge
+from crow.bridge.websocket import Address
+from crow.terminal.remote import RemoteConnection
 from tests.support.fake_endpoint import Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.fake_server import Connection, FakeServer, Message
 from tests.support.terminal import Program, Shell, Terminal
@@ -398,3 +402,45 @@ def test_a_run_says_that_its_server_was_killed_and_how_to_go_on(shell: Shell) ->
     assert "crow: reconnecting to the server\ncrow: connected again\n" in told
     assert "The turn of this prompt was interrupted" in told
     assert f"crow run --connect '{address}' --session crow-" in told
+
+
+class Answering:
+    """A client that answers each question at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def update(self, params: Any) -> None: ...
+
+    async def ask_permission(self, params: Any) -> dict[str, Any]:
+        self.asked += 1
+        return {"outcome": {"outcome": "cancelled"}}
+
+    async def elicit(self, params: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def connection_changed(self) -> None: ...
+
+    async def warn(self, words: str) -> None: ...
+
+
+async def test_a_question_is_asked_although_an_answered_one_with_the_same_id_was_withdrawn_late() -> None:
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    client, source = Answering(), asyncio.StreamReader()
+    connection = RemoteConnection(client, Bridge(Address("/nowhere")), writer, None)
+    tasks = [asyncio.create_task(each) for each in (connection.read(source), connection.dispatch())]
+
+    async def send(**message: Any) -> None:
+        source.feed_data(json.dumps({"jsonrpc": "2.0"} | message).encode() + b"\n")
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    for _ in range(2):  # the ids of the next connection begin at 0 again
+        await send(id=0, method="session/request_permission", params={})
+        await send(method="$/cancel_request", params={"requestId": 0})
+    source.feed_eof()
+    await asyncio.gather(*tasks)
+    assert client.asked == 2
+    writer.close()
+    theirs.close()
