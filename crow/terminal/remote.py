@@ -257,8 +257,8 @@ class RemoteConnection:
                 match message:
                     case {"result": dict(result)}:
                         response.set_result(result)
-                    case {"error": {"code": code, "message": words, "data": data}}:
-                        response.set_exception(RequestError(code, words, data))
+                    case {"error": {"code": code, "message": words, **more}}:
+                        response.set_exception(RequestError(code, words, more.get("data")))
                     case _:
                         response.set_exception(RequestError(INTERNAL_ERROR, "The server's answer has no result."))
             case FrameError():
