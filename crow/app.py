@@ -402,16 +402,16 @@ class Wiring:
                 break
             generation = self._generation
             model = await adapters.open_model(self._target(name), self._store, self._note_key)
-            if generation == self._generation:
+            if generation == self._generation and name not in self._models:
                 self._models[name] = model
-            else:  # the settings changed while the model was opened
+            else:  # meanwhile, the settings have changed, or another session has opened the model
                 self._retired_models.append(model)
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
         """Return the names of the configured models and of the models that the endpoint of the default model lists. If
         that endpoint does not list its models in time, return no names."""
-        name = self._default_model()
+        name, generation = self._default_model(), self._generation
         if name == OFFLINE or not (name or self._has_endpoint()):
             return ()
         try:
@@ -423,6 +423,8 @@ class Wiring:
                     await model.close()
         except (CrowError, TimeoutError) as error:
             logger.info("The endpoint does not list its models: %s", error)
+            return ()
+        if generation != self._generation:  # the settings have changed: this may be another endpoint
             return ()
         names = {self._name_at(name, each.name): each for each in listed[:_MODELS_LISTED]}
         self._names += [each for each in names if each and each not in self._names]

@@ -291,8 +291,9 @@ class Mirror:
                     self._wake.clear()
                     if not self._is_stopping:
                         await asyncio.sleep(_PAUSE_S)
-                    while self._pending and not writer.is_stopping:
-                        session_id = next(iter(self._pending))
+                    for session_id in tuple(self._pending):  # a copy, because other threads add sessions
+                        if writer.is_stopping:
+                            break
                         del self._pending[session_id]
                         await writer.update(session_id)
                     if writer.is_stopping:

@@ -134,7 +134,7 @@ class _EditorQuestion:
         self.number = 0
         """The number of the answer among the messages to the server, or 0 if it was not sent yet."""
         self.is_withdrawn = False
-        """Whether the server no longer waits for the answer."""
+        """Whether the bridge has withdrawn the request, because the server no longer waits for the answer."""
 
 
 class Journal:
@@ -161,16 +161,25 @@ class Journal:
         self._number = 0
         self._held: list[bytes] = []
         self._pending: dict[Any, _Pending] = {}
+        """The editor's requests that have no response yet, by their ids."""
         self._notices: list[tuple[int, bytes]] = []
+        """The editor's other notifications that the server may not have read yet, each with its number."""
         self._initialize: _Message | None = None
         self._is_v2 = False
         self._login: _Message | None = None
+        """The last request of `_LOGIN` that succeeded."""
         self._providers: dict[str, _Message] = {}
+        """The last request that changed each provider."""
         self._sessions: dict[str, _Message] = {}
+        """The open sessions, each with the parameters with which to resume it."""
         self._unseen: set[str] = set()
+        """The sessions of which the editor shows nothing yet, so that they may be loaded whole."""
         self._cursors: dict[str, str] = {}
+        """The newest cursor of each session."""
         self._asks: dict[Any, _EditorQuestion] = {}
+        """The server's requests to the editor, by the ids that the editor knows."""
         self._own: dict[str, _Message] = {}
+        """The bridge's own requests on this connection that have no response yet, by their ids."""
         self._own_count = 0
 
     @property
@@ -246,10 +255,11 @@ class Journal:
         self.to_server.clear()
         for ask in tuple(self._asks.values()):
             # The server repeats permission requests on the next connection. It has given up all its other requests.
-            if not _is_asked_again(ask) and ask.answer is None:
-                self._withdraw(ask)
-            if ask.is_withdrawn or (not _is_asked_again(ask) and ask.answer is not None):
-                del self._asks[ask.editor_id]
+            if not _is_asked_again(ask):
+                if ask.answer is None:
+                    self._withdraw(ask)
+                else:
+                    del self._asks[ask.editor_id]
 
     def acknowledged(self, number: int) -> None:
         """Record that the server has read the editor's first `number` messages."""
@@ -267,15 +277,19 @@ class Journal:
         """Withdraw the permission requests of earlier connections, except those that the server has repeated on the
         current connection."""
         for ask in tuple(self._asks.values()):
-            if ask.generation < self._generation:
-                del self._asks[ask.editor_id]
-                if ask.answer is None and not ask.is_withdrawn:
+            if self._is_old(ask):
+                if ask.answer is None:
                     self._withdraw(ask)
+                else:
+                    del self._asks[ask.editor_id]
 
     @property
     def has_old(self) -> bool:
-        """Whether there are permission requests from earlier connections."""
-        return any(ask.generation < self._generation for ask in self._asks.values())
+        """Whether there are permission requests from earlier connections that were not withdrawn."""
+        return any(map(self._is_old, self._asks.values()))
+
+    def _is_old(self, ask: _EditorQuestion) -> bool:
+        return ask.generation < self._generation and not ask.is_withdrawn
 
     def fail_all(self, problem: str) -> None:
         """Answer every open request from the editor with an error."""
@@ -350,7 +364,7 @@ class Journal:
         call = _object(params.get("toolCall", _object(params.get("subject")).get("toolCall"))).get("toolCallId")
         key = (method, str(params.get("sessionId")), str(call)) if call is not None else None
         for ask in self._asks.values():
-            if key is not None and ask.key == key and ask.generation < self._generation:
+            if key is not None and ask.key == key and self._is_old(ask):
                 if ask.answer is not None and ask.params != params:
                     break  # this is a different request about the same call
                 ask.server_id, ask.generation = server_id, self._generation
@@ -551,6 +565,10 @@ class Journal:
         self.to_editor.append(_error(pending.message["id"], problem))
 
     def _withdraw(self, ask: _EditorQuestion) -> None:
+        """Tell the editor that nobody waits for its answer any more. The question stays until the editor has answered,
+        because the answer would otherwise go to a new question of the server with the same id."""
+        if ask.is_withdrawn:
+            return
         ask.is_withdrawn = True
         params = {"requestId": ask.editor_id}
         self.to_editor.append(_encode({"jsonrpc": "2.0", "method": "$/cancel_request", "params": params}))

@@ -105,21 +105,29 @@ class Bridge:
         self._connections = 0
         self._is_connecting = self._is_reading_rest = False
         self._outcome: WebSocket | NotConnected | None = None
+        """The result of an attempt to connect, which a thread has set. `_woken` takes it."""
         self._delay_s = 0.0
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
+        """The time since which messages do not reach the server. None while they do."""
         self._on_change = on_change
         self._heard_at = 0.0
         self._pinged_at: float | None = None
+        """The time of the ping that the server has not answered yet. None if there is none."""
         self._ask_again_at = 0.0
+        """The time at which permission requests that the server has not repeated are withdrawn. 0 if there are none."""
         self._acked_number = 0
+        """The server has been asked by a ping whether it has read this many messages of the editor."""
         self._line: list[bytes] = []
         self._line_bytes = 0
         self._early: list[bytes] = []
+        """The editor's lines from before the first connection."""
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
+        """The messages that have passed before the journal was loaded, each with the method that notes it there."""
         self._output = bytearray()
         self._is_at_end = False
         self._end_at: float | None = None
+        """The time at which the bridge ends, because the editor has closed stdin. None before that."""
         self._exit_code: int | None = None
         self.problem = ""
         """Why the bridge ended, or an empty string if the editor ended it."""

@@ -44,7 +44,7 @@ _UNSTABLE = frozenset(
 before `initialize`."""
 
 Negotiate: TypeAlias = Callable[[Methods], object]
-"""Gets the methods of version 1, and adds others that a client may choose."""
+"""Gets the methods of version 1, and adds those of another version, which a client chooses with `initialize`."""
 
 
 async def serve(

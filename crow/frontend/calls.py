@@ -223,8 +223,9 @@ class Ended:
 class ShownCalls:
     """The calls of a session that one client has been shown and that have not ended.
 
-    The methods yield the updates that are still missing. Each update must be taken when it is sent: what the client
-    knows changes with it. While a log is read, each call is shown as one update with its result.
+    The methods yield the updates that the client still needs. Before each one, they note that the client knows what
+    the update says, so the caller must send every update that it takes. While a log is read, each call is shown as one
+    update with its result.
     """
 
     def __init__(
@@ -255,8 +256,8 @@ class ShownCalls:
         return call in self._open and self._open[call].is_announced
 
     def remember(self, entry: Entry, known: Mapping[CallRef, int]) -> None:
-        """Take an entry that the client has been shown. `known` has the calls that it has been shown, each with the
-        number of characters in its terminal."""
+        """Update the calls for an entry that the client was shown before it came back. `known` contains the calls that
+        the client knows, each with the number of characters in its terminal."""
         match entry.body:
             case Assistant() as answer:
                 self._open.clear()  # it ended the calls before it
@@ -276,7 +277,7 @@ class ShownCalls:
                 pass
 
     def remember_others(self, known: Iterable[CallRef]) -> None:
-        """Take calls that the client has been shown, and that the log does not have: a subagent made them."""
+        """Add the calls that the client knows but that are not in the log, because a subagent made them."""
         for call in known:
             if call not in self._open:
                 self._open[call] = _ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)

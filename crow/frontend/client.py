@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,8 @@ from crow.protocol.updates import Update
 from crow.store import Store
 
 HISTORY = {"history": True}
-"""The mark in `_meta` of an update that a load sends to a translated client."""
+"""The mark in `_meta` of an update that a load sends to a client of version 2 of the protocol. `Translation` in
+`crow.frontend.v2` reads it."""
 
 
 class SessionClient:
@@ -115,7 +117,7 @@ class SessionClient:
 
         `is_running` returns whether a turn is running. Later items wait until everything is sent.
         """
-        async with self._sending:
+        async with self._replacing_view():
             was_running, items = is_running(), self._feed.open_items()
             self.view = view = self._view(is_reading=True, limits=limits, family=family)
             self._unfinished = ()
@@ -139,7 +141,7 @@ class SessionClient:
 
         :raises CursorGap: the client has a part of a message that is not in the log.
         """
-        async with self._sending:
+        async with self._replacing_view():
             was_running, items = is_running(), self._feed.open_items()
             missed = await read()
             self._check(missed, items)
@@ -158,14 +160,27 @@ class SessionClient:
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
-                if self.caps.compaction or not isinstance(item, events.CompactionChanged):  # else it has the line
+                # A client without this capability was told by a remark, which the new view would repeat.
+                if self.caps.compaction or not isinstance(item, events.CompactionChanged):
                     await self._send_shown(view.apply(item))
             await self._tell_missed_subagents(missed)
         return missed
 
+    @asynccontextmanager
+    async def _replacing_view(self) -> AsyncIterator[None]:
+        """Send nothing else during the block, which replaces the view. If the block fails or is cancelled, restore the
+        view: one that has stopped halfway through the log would show a call only with its result."""
+        async with self._sending:
+            before = self.view, self._unfinished
+            try:
+                yield
+            except BaseException:
+                self.view, self._unfinished = before
+                raise
+
     def _start_of(self, missed: Missed) -> Cursor:
-        """Return the cursor from which to send what was missed. A translated client gets a prompt that it knows in
-        part once more from its beginning, because the first piece replaces what it has."""
+        """Return the cursor from which to send what was missed. A client of version 2 that has a part of a prompt gets
+        this prompt again from its beginning, because in version 2 the first piece replaces what the client has."""
         first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
         if self.caps.is_translated and isinstance(first, User):
             return replace(missed.cursor, pieces=0)
@@ -274,7 +289,9 @@ class _ShownSubagents:
         self.running: dict[str, SessionClient] = {}
         """The clients of running subagents, by the ids of their sessions."""
         self._states: dict[str, events.SubagentChanged] = {}
+        """The newest state of each subagent that has worked since the client was attached."""
         self._loaded: dict[str, events.SubagentChanged] = {}
+        """The states that `load` has read, until `tell` sends them."""
 
     def open(self, session_id: str, feed: Feed) -> SessionClient:
         """Return the client that shows a running subagent of this session. `feed` is the subagent's feed."""
@@ -294,8 +311,7 @@ class _ShownSubagents:
         return next((subagent for subagent in self.running.values() if subagent.view.calls.knows(call)), None)
 
     async def load(self, store: Store, family: Family, limits: ViewLimits) -> None:
-        """Announce the session's subagents and send their logs. Must be called before
-        the session itself is loaded."""
+        """Announce the session's subagents and send their logs. Must be called before the session itself is loaded."""
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
         for index, row in enumerate(rows):
             running, state = self.running.get(row.id), row.state

@@ -57,7 +57,7 @@ class _OpenQuestion(Generic[_Answer]):
     have no user, counts when no other client is still being asked.
 
     `ask` sends the question to one client. It returns a `_Failure` if that client could not ask its user. `refuses`
-    returns whether an answer is a refusal.
+    returns whether an answer is a refusal. `no_answer` is the answer if crow fails to ask a client.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class _OpenQuestion(Generic[_Answer]):
         ask: Callable[[SessionClient], Awaitable[_Answer | _Failure[_Answer]]],
         can_ask: Callable[[SessionClient], bool],
         refuses: Callable[[_Answer], bool],
+        no_answer: _Answer,
     ) -> None:
         self.group = group
+        self._no_answer = no_answer
         self._ask = ask
         self._can_ask = can_ask
         self._refuses = refuses
@@ -133,12 +135,13 @@ class _OpenQuestion(Generic[_Answer]):
         with scope:
             try:
                 answer = await self._ask(client)
+                may_answer = await queue.has_access("write")
             except ConnectionError:
                 return  # the end of the connection detaches the client
             except Exception:
-                logger.exception("A client could not be asked")
-                return
-            if not await queue.has_access("write"):
+                logger.exception("A client could not be asked, or its answer could not be accepted")
+                answer, may_answer = _Failure(self._no_answer), True
+            if not may_answer:
                 self._note_change()
                 return
             if isinstance(answer, _Failure):
@@ -191,7 +194,8 @@ class _ClientGroup:
         def refuses(answer: PermissionAnswer) -> bool:
             return not answer.startswith("allow")
 
-        return await self._ask(_OpenQuestion(self, ask, lambda _client: True, refuses)) or "unanswered"
+        asked = _OpenQuestion[PermissionAnswer](self, ask, lambda _client: True, refuses, "cannot_ask")
+        return await self._ask(asked) or "unanswered"
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
@@ -204,9 +208,10 @@ class _ClientGroup:
             except (RequestError, TimeoutError):
                 return _Failure(dismissed)
 
-        asked = _OpenQuestion(
-            self, ask, lambda client: kind in client.caps.question_kinds, lambda answer: answer.action != "accept"
-        )
+        def can_ask(client: SessionClient) -> bool:
+            return kind in client.caps.question_kinds
+
+        asked = _OpenQuestion(self, ask, can_ask, lambda answer: answer.action != "accept", dismissed)
         return await self._ask(asked) or dismissed
 
     async def _ask(self, question: _OpenQuestion[_Answer]) -> _Answer | None:

@@ -21,7 +21,7 @@ from crow.agent.sessions.first_use import FirstUse
 from crow.agent.sessions.following import Follower
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters
-from crow.domain.errors import ArgumentError
+from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.events import OptionsChanged, SessionListChanged
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.clients import SessionClients
@@ -129,21 +129,29 @@ class _OfferedModels:
     """The names of the models that clients may choose."""
 
     def __init__(self, dependencies: ServerDependencies) -> None:
+        self._current = dependencies
+        """The settings that are in use."""
         self.names: tuple[str, ...] = tuple(dependencies.models)
         self._told = self.names
         self._lock = anyio.Lock()
         self._listed: ServerDependencies | None = None
         """The settings for which the models of the endpoint were listed."""
 
-    async def list(self, dependencies: ServerDependencies) -> bool:
-        """Add the models that the endpoint lists. Return False if that was done for these settings before. Later calls
-        wait for the first one."""
+    def use(self, dependencies: ServerDependencies) -> None:
+        """Offer only the models of these settings, until `list` adds those of the endpoint."""
+        self._current, self.names = dependencies, tuple(dependencies.models)
+
+    async def list(self) -> bool:
+        """Add the models that the endpoint lists. Return False if that was done for the current settings before. Later
+        calls wait for the first one."""
         async with self._lock:
-            if self._listed is dependencies:
+            settings = self._current
+            if self._listed is settings:
                 return False
-            more = await dependencies.more_models()
-            self._listed = dependencies
-        self.names = tuple(dict.fromkeys([*self.names, *more]))
+            more = await settings.more_models()
+            self._listed = settings
+            if self._current is settings:  # otherwise, these are the models of an endpoint that is no longer used
+                self.names = tuple(dict.fromkeys([*self.names, *more]))
         return True
 
     def has_changed(self) -> bool:
@@ -280,8 +288,8 @@ class SessionHost:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Tidy no longer, and shorten the time that the store waits for a database that another process has locked.
-        Must be called when this process is about to end."""
+        """Stop tidying, and shorten the time that the store waits for a database that another process has locked. Must
+        be called when this process is about to end."""
         self.idle.stop()
         if self._store is not None:
             self._store.hurry()
@@ -313,31 +321,34 @@ class SessionHost:
         dependencies = self.dependencies.reload()
         if dependencies is not None:
             self.dependencies = dependencies
-            self._offered.names = tuple(dependencies.models)
+            self._offered.use(dependencies)
             self._tell_models()
             if self.is_warm:
                 self.tasks.start_soon(self.list_models)
 
     def announce(self, event: SessionListChanged, principal: str | None, *, besides: Origin = None) -> None:
         """Tell the clients of a principal, except the one with the identity `besides`, that their list of sessions has
-        changed. Each is told once, if possible on the session itself. A client of `crow acp` is the only one in its
-        process, and knows."""
+        changed. Each client is told once, on the session that has changed if the client has opened it, else on another
+        one. Without a lasting host, do nothing: the only client has made the change itself."""
         told: dict[Origin, tuple[ClientQueue, str]] = {}
         for hosted in self.open.values() if self.is_lasting else ():
             session = hosted.session
-            for each in hosted.clients.queues if session.branch.row.principal == principal else ():
-                if each.origin not in told or session.id == event.session_id:
-                    told[each.origin] = each, session.id
+            for queue in hosted.clients.queues if session.branch.row.principal == principal else ():
+                if queue.origin not in told or session.id == event.session_id:
+                    told[queue.origin] = queue, session.id
         for origin, (queue, session_id) in told.items():
             # the clients of a renamed session are told its title
             if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
                 queue.publish(queue.client, event, is_own=False)
 
     async def check_first_session(self) -> None:
-        """See `FirstUse.check`."""
+        """See `FirstUse.check`. Log an error of the disk or the store: no client waits for this check."""
         hosted = next(iter(self.open.values()), None)
         if hosted is not None:
-            await self.first_use.check(hosted.session, hosted.clients, self._store)
+            try:
+                await self.first_use.check(hosted.session, hosted.clients, self._store)
+            except (StoreError, OSError) as error:
+                logger.warning("Old contents of changed files could not be removed: %s", error)
 
     async def _run(self, hosted: HostSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
@@ -360,7 +371,7 @@ class SessionHost:
 
     async def list_models(self) -> None:
         """Add the models that the endpoint lists to those that clients may choose."""
-        if await self._offered.list(self.dependencies):
+        if await self._offered.list():
             has_levels = any(hosted.session.conversation.thought_levels is not None for hosted in self.open.values())
             self._tell_models(has_levels=has_levels)
 

@@ -66,18 +66,18 @@ class SessionOpener:
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> ConnectionSession:
         """Create and open a session. If a session already has the alias, open that session instead."""
-        request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store.get()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
+            created = self._with_programs(request)
             contents = await self._inspect_if_new(store, request)
             defaults = self._host.dependencies
-            new = new_session(request, model=defaults.model, mode=defaults.mode, alias=alias)
+            new = new_session(created, model=defaults.model, mode=defaults.mode, alias=alias)
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 self._announce(SessionListChanged(session_id=new.id, change="created"))
-                return self._start(_Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
+                return self._start(_Start(tail=tail, request=replace(created, is_watcher=False), contents=contents))
             except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -134,7 +134,7 @@ class SessionOpener:
     async def _opened_way(
         self, store: Store, session_id: str, hosted: HostSession | None, request: OpenRequest
     ) -> AbstractAsyncContextManager[ConnectionSession]:
-        """Choose how the session is opened."""
+        """Choose how the session is opened: started, joined or restarted."""
         if hosted is not None and self._may_join(hosted, request):
             return self._joined(hosted, request)
         start = await self._prepare(store, session_id, request)
@@ -166,6 +166,9 @@ class SessionOpener:
     async def _joined(self, hosted: HostSession, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Add this connection to a session that is open in the host and stays as it is."""
         known = self._sessions.find(hosted.session.id)
+        if known is not None and known.queue.may_write == request.is_watcher:
+            self._sessions.detach(known)  # attach it anew: only then does it get, or lose, the questions that are open
+            known = None
         opened = known if known is not None else self._sessions.attach(hosted, is_watcher=request.is_watcher)
         opened.client.hold()
         try:
@@ -179,8 +182,8 @@ class SessionOpener:
             raise
 
     async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
-        """Return the session if it is open in this process, with everything that can be stored and read now. Wait for
-        a session that is being closed.
+        """Return the session if it is open in this process, else None. First, store its entries that wait to be
+        stored, and read what other processes have added. If the session is being closed, wait until it is closed.
 
         :raises NoSuchSession: the session was deleted, or this connection may not see it.
         """
@@ -323,17 +326,17 @@ class SessionOpener:
             session.runner.warm()
             await self._host.check_first_session()
 
-    def _warn_about_cwd(self, live: ConnectionSession, request: OpenRequest) -> None:
+    def _warn_about_cwd(self, opened: ConnectionSession, request: OpenRequest) -> None:
         """Warn the user if the request asks for another directory but the session is busy and cannot move now. Send
         the warning after the response."""
-        cwd = live.session.branch.row.cwd
-        if request.cwd != cwd and live.session.busy:
+        cwd = opened.session.branch.row.cwd
+        if request.cwd != cwd and opened.session.busy:
             title = (
                 f"A turn of this session is running in {cwd} and continues there. To work in {request.cwd}, load the "
                 "session again after the turn."
             )
             notice = NoticeShown(severity="warning", title=title)
-            self._sessions.after_response(live.client.show, notice)
+            self._sessions.after_response(opened.client.show, notice)
 
     async def _warn_about_files(self, opened: ConnectionSession) -> None:
         """Warn the user if the session's files are on another machine and the session can only be read here. Send the

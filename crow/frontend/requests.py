@@ -40,6 +40,8 @@ class Requests:
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._prompting: set[asyncio.Task[Any]] = set()
         self._cancel_by_id: dict[RequestId, Callable[[], object]] = {}
+        self._cancelled_early: set[RequestId] = set()
+        """The prompts that were cancelled before they were submitted."""
         self._loading: dict[RequestId, Load] = {}
 
     async def answer(self, method: str, params: RequestParams, answer: Method) -> dict[str, Any]:
@@ -49,7 +51,11 @@ class Requests:
         if method == "session/prompt":
             self._prompting.add(task)
             task.add_done_callback(self._prompting.discard)
-            return await answer(params)
+            with self.cancelled_by(params.request_id, partial(self._cancelled_early.add, params.request_id)):
+                try:
+                    return await answer(params)
+                finally:
+                    self._cancelled_early.discard(params.request_id)
         with anyio.CancelScope() as scope:
             self._running[task] = scope
             # The task counts as running until it has sent the response.
@@ -65,8 +71,10 @@ class Requests:
 
     @contextmanager
     def cancelled_by(self, request_id: RequestId, action: Callable[[], object]) -> Iterator[None]:
-        """Call `action` if the client cancels the request during the block."""
+        """Call `action` if the client cancels the request during the block, or has cancelled this prompt before."""
         self._cancel_by_id[request_id] = action
+        if request_id in self._cancelled_early:
+            action()
         try:
             yield
         finally:

@@ -100,13 +100,15 @@ class ConnectionSessions:
         :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
         """
         opened = self.find(session_id)
-        if opened is None or opened.queue.is_detached or opened.session.closing:
+        if opened is None or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
     def find(self, session_id: object) -> ConnectionSession | None:
-        """Return the session with this id if this connection has opened it, or None. The session may be closing."""
-        return self._opened.get(session_id) if isinstance(session_id, str) else None
+        """Return the session with this id if this connection has opened it and is still attached to it, or None. The
+        session may be closing."""
+        opened = self._opened.get(session_id) if isinstance(session_id, str) else None
+        return None if opened is None or opened.queue.is_detached else opened
 
     def cancel(self, session_id: object) -> None:
         """Cancel the turn of an open session, or the work of a subagent of an open session. Do nothing to

@@ -38,7 +38,7 @@ class StoredSessions:
             await self._sessions.store.require(session_id, "own")
             async with self._host.lock(session_id):
                 self._host.refuse_if_running(session_id)
-                await self._close_everywhere(session_id)  # first of all: a request behind this one finds no session
+                await self._close_everywhere(session_id)  # first, so that a later request finds no open session
                 self._announce(await store.session(session_id), "deleted")
                 await store.delete_session(session_id)
         self._host.idle.tidy_soon()
@@ -53,7 +53,7 @@ class StoredSessions:
         await self._sessions.store.require(session_id, "own")
         async with self._host.lock(session_id):
             self._host.refuse_if_running(session_id)
-            await self._close_everywhere(session_id)  # first of all: a request behind this one finds no open session
+            await self._close_everywhere(session_id)  # first, so that a later request finds no open session
             row = await store.session(session_id)
             if not row.archived:
                 self._announce(row, "archived")

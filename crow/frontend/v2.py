@@ -71,7 +71,8 @@ class Translation:
         self._place: Mapping[str, Any] = {}
         """The cursor of the newest update, as `_meta`."""
         self._insertions: dict[str, asyncio.Future[str]] = {}
-        """For each prompt that is not part of the conversation yet: who waits for its message id."""
+        """The futures for the message ids of prompts that are not part of the conversation yet. The keys are the ids
+        that the prompts have meanwhile."""
         self._names: dict[str, str] = {}
         """Tool names, by the ids of the calls that have not ended."""
         self._running_calls: set[str] = set()
@@ -97,8 +98,8 @@ class Translation:
                 await self._show_turn(turn)
                 return
         converted = tuple(self._converter.updates(update, is_history=HISTORY.items() <= meta.items()))
-        for index, said in enumerate(converted, 1):
-            shown = self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said
+        for index, new in enumerate(converted, 1):
+            shown = self._with_capabilities(new) if new["sessionUpdate"] == "tool_call_update" else new
             await self._send(shown, self._place if index == len(converted) else {})
         if update["sessionUpdate"] == "user_message_chunk":
             self._note_inserted(update["messageId"])
@@ -158,12 +159,13 @@ class Translation:
         await self._send(self._state, place)
 
     def note_missed_end(self, end: TurnEnd) -> None:
-        """Take over how the last turn ended that the client has missed."""
+        """Note how the last turn that the client has missed ended, unless another end is already known."""
         if self._state is _IDLE:
             self._state = _state_after(end)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
-        """Take from `state` how the last turn of the session ended, unless this is already known."""
+        """Note how the last turn of the session ended, unless this is already known. `state` is the state after that
+        turn, as version 1 tells it."""
         if self._state is _IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = _IDLE | {"stopReason": stop}
 
@@ -300,8 +302,8 @@ class VersionTwo:
         answer = self._v1.opener.introduce(opened)
         offered = session_commands(opened.session)
         self._translations[opened.session.id].known_commands = offered
-        said = {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
-        return said | ({"_meta": answer["_meta"]} if "_meta" in answer else {})
+        members = {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
+        return members | ({"_meta": answer["_meta"]} if "_meta" in answer else {})
 
     async def _login(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "methodId")

@@ -58,13 +58,13 @@ class _Place:
     """The place in the log up to which a view has shown everything."""
 
     entry: int
-    """The newest entry."""
+    """The id of the newest entry that was shown completely. 0 if there is none."""
     pieces: int = 0
     """How many updates of the next entry were shown, if that entry takes several."""
     skipped: int = 0
     """How many updates of the next entry the client got before it came back."""
     closed: int = 0
-    """The newest entry that ended a message."""
+    """The id of the newest entry that ended a message. 0 if there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,8 +199,8 @@ class View:
         return self._shown
 
     def end_reading(self, *, is_running: bool) -> list[Shown]:
-        """Return updates with the calls that have no result in the log. If a turn is running, they go on; else they
-        have ended."""
+        """Return updates with the calls that have no result in the log. If a turn is running, these calls continue;
+        otherwise they are shown as ended."""
         self._shown, self.is_reading, self._limits = [], False, ViewLimits()
         self.calls.end_reading()
         self._emit_each(self.calls.show() if is_running else self.calls.end_all())
@@ -244,7 +244,7 @@ class View:
             self._shown[-1] = Shown(self._shown[-1].update, self.cursor)
 
     def _remember(self, entry: Entry, cursor: Cursor) -> None:
-        """Take an entry that the client has been shown."""
+        """Note an entry that the client was shown before it came back."""
         if isinstance(entry.body, entries.Assistant):
             self._over.add(entry.body.message_id)
         self.calls.remember(entry, cursor.calls)

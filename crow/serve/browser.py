@@ -137,7 +137,10 @@ async def _json_body(request: Request) -> Mapping[str, Any]:
         body += chunk
         if len(body) > _MAX_BODY_BYTES:
             raise ValueError("the body is too large")
-    found = json.loads(body)
+    try:
+        found = json.loads(body)
+    except RecursionError:
+        raise ValueError("the body is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("the body is not an object")  # noqa: TRY004 - one error for the caller
     return found

@@ -47,6 +47,9 @@ from crow.tools.limits import FairLimiter
 from crow.version import __version__
 
 _CONNECTION_ID = "acp-connection-id"
+"""The header in which the server sends the id of a new connection, and with which a client asks for the id of its
+earlier connection."""
+
 _CURSORS = "crow-cursors"
 """The header with which a client asks for cursors. A client that forwards the `initialize` of an editor sends this
 header, because not every editor asks for cursors itself."""
@@ -269,7 +272,7 @@ class AcpService:
         """`links` are the pages that anyone with their address may read, as long as `has_session` finds the session."""
         self._serve = serve
         self._more_routes = tuple(more_routes)
-        """Those of the page for browsers."""
+        """The routes of the page for browsers and of pairing. Empty if this server has no page."""
         self._links = links
         self._has_session = has_session
         self._access = access
@@ -282,6 +285,8 @@ class AcpService:
         self._gauges = gauges
         self._check_ready = check_ready
         self._remembered: dict[str, tuple[str | None, float]] = {}
+        """For each ended connection, by its id: its principal, and the monotonic time until which that principal may
+        use the id again."""
         self.metrics = metrics or Metrics()
         self._traffic = Traffic()
         self.handshakes = PendingHandshakes(places=max(_MIN_HANDSHAKES, max_connections // 4), limits=limits)
@@ -365,7 +370,8 @@ class AcpService:
             logger.info("A client has disconnected", extra=details | why)
 
     async def _admit(self, websocket: WebSocket, address: str) -> Grant | None:
-        """:raises Refused: the client may not connect now."""
+        """Return the grant of the client's token, or None on a server without tokens. :raises Refused: the client may
+        not connect now."""
         origins = websocket.headers.getlist("origin")
         if not is_known_origin(origins, self._origins) and not is_own_origin(websocket.headers):
             problem = (
@@ -376,15 +382,17 @@ class AcpService:
         if self.is_draining:
             problem = "This server is shutting down. Connect again in a moment."
             raise Refused(503, problem, "draining", retry_after_s=_RETRY_AFTER_S)
-        if len(self.clients) >= self._max_connections:
+        token = _bearer_token(websocket.headers) or cookie_token(websocket)
+        grant = await self._access.admit(token, address)
+        # The old connection of a client that connects again ends now, so it takes no place.
+        others = [client for client in self.clients.values() if client.id != websocket.headers.get(_CONNECTION_ID)]
+        if len(others) >= self._max_connections:
             problem = (
                 f"{self._max_connections} clients are connected, and this server allows no more. Connect again later."
             )
             raise Refused(503, problem, "full", retry_after_s=_RETRY_AFTER_S)
-        token = _bearer_token(websocket.headers) or cookie_token(websocket)
-        grant = await self._access.admit(token, address)
         if grant is not None:
-            connected = sum(client.principal == grant.principal for client in self.clients.values())
+            connected = sum(client.principal == grant.principal for client in others)
             if connected >= self._max_connections_each:
                 problem = f"You have {connected} connections, and this server allows no more. Close one of them."
                 raise Refused(503, problem, "full_each", retry_after_s=_RETRY_AFTER_S)

@@ -232,7 +232,8 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
 
 
 def _check_directory(directory: Path) -> None:
-    """:raises ConfigError: others could replace the socket."""
+    """Check that only this user and root can change the directory of a socket. :raises ConfigError: others could
+    replace the socket."""
     status = directory.stat()
     if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(

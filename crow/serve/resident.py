@@ -31,7 +31,7 @@ _MAX_REASON_BYTES = 4096
 
 
 class _ResidentError(CrowError):
-    """The resident server cannot be started, reached or stopped."""
+    """The error if the resident server cannot be started, reached or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def find(env: Mapping[str, str]) -> Resident | None:
 def start(env: Mapping[str, str]) -> None:
     """Start the server in a process of its own, if no server is running. Wait until clients can connect to the server.
 
-    :raises ResidentError: the server does not start.
+    :raises ~crow.domain.errors.CrowError: the server does not start.
     """
     path = own_socket(env)
     with _only_one(path):
@@ -137,7 +137,7 @@ def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
 
     The server first lets running turns finish.
 
-    :raises ResidentError: the server still runs after `timeout_s`.
+    :raises ~crow.domain.errors.CrowError: the server still runs after `timeout_s` seconds.
     """
     running = find(env)
     if running is None:

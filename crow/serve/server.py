@@ -157,8 +157,8 @@ async def _serve(
 async def _waiting_room(
     sockets: Sequence[socket.socket], settings: ServeSettings, limits: ConnectionLimits, tls: dict[str, Any]
 ) -> AsyncIterator[None]:
-    """Answer that the server is not ready yet. The sockets stay open at the end, so that no client is refused
-    between."""
+    """During the block, answer every request that the server is not ready yet. The sockets stay open after the block,
+    so the system holds the connections of clients until the server itself accepts them."""
     http = uvicorn_server(WaitingService(limits), settings, limits, tls)
     copies = [each.dup() for each in sockets]  # uvicorn closes them
     async with anyio.create_task_group() as tasks:

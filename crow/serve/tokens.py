@@ -36,7 +36,7 @@ _SECRET_CHARS = 52
 _CHECK_CHARS = 7
 _SHAPE = re.compile(rf"{_PREFIX}([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})([a-z2-7]{{{_CHECK_CHARS}}})")
 _PAIRING = "pair"
-"""The ids of tokens that only pair a browser begin so, and no others."""
+"""The ids of pairing tokens begin with this, and no other ids do."""
 
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
@@ -68,11 +68,12 @@ class BadToken(Exception):
 
 
 class TooManyFailures(Exception):
-    """This address has sent too many wrong tokens."""
+    """The error for a wrong token from an address that has sent too many of them."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__("This address has sent too many wrong tokens. Try again later.")
         self.retry_after_s = retry_after_s
+        """The number of seconds until the address may send another wrong token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +141,13 @@ class Authenticator:
         self._now_ms = now_ms
         self._failures = FailureLimit(monotonic)
         self._connected: dict[str, list[Callable[[str], None]]] = {}
+        """The functions that close the open connections, by the ids of their tokens."""
         self._used: dict[str, int] = {}
+        """The last time of use that was stored for each token, as a Unix time in milliseconds."""
 
     async def authenticate(self, token: str | None, address: str) -> Grant:
-        """Check a token, and return the grant that it gives. `address` is the client's address, or empty for a Unix
-        socket.
+        """Check a token, and return the grant that it gives. `address` is the client's address, as `client_address`
+        returns it.
 
         A valid token is accepted even from an address that has sent too many wrong tokens. Otherwise one client could
         lock out all other clients behind the same proxy.
@@ -181,7 +184,7 @@ class Authenticator:
         return text
 
     async def forget(self, token: str | None) -> None:
-        """Revoke a token that somebody proves to have. Do nothing if it is not valid.
+        """Revoke the token with this text. Do nothing if it is not valid.
 
         :raises ~crow.domain.errors.StoreError: the store cannot be read or written.
         """
@@ -192,14 +195,14 @@ class Authenticator:
     def connected(self, grant: Grant, close: Callable[[str], None]) -> Iterator[None]:
         """Watch the token of a connection during the block. If the token is revoked or expires, call `close` once with
         the reason."""
-        each = self._connected.setdefault(grant.token_id, [])
-        each.append(close)
+        closers = self._connected.setdefault(grant.token_id, [])
+        closers.append(close)
         try:
             yield
         finally:
-            if close in each:
-                each.remove(close)
-            if not each and self._connected.get(grant.token_id) is each:
+            if close in closers:
+                closers.remove(close)
+            if not closers and self._connected.get(grant.token_id) is closers:
                 del self._connected[grant.token_id]
 
     async def run(self) -> None:
@@ -251,6 +254,7 @@ class FailureLimit:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """For each address: the number of wrong tokens, which decreases with time, and the time of its last change."""
 
     def count(self, address: str) -> float:
         """Count a wrong token from this address. Return 0 if the address has not reached the limit, else the number of

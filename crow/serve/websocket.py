@@ -251,9 +251,10 @@ class WebSocketTransport:
             problem = "Binary frames are ignored; send each message as a text frame."
             self.post(FrameError(frames.INVALID_REQUEST, problem).response())
             return None
+        line = text.encode()
         self._traffic.messages_in += 1
-        self._traffic.bytes_in += len(text)
-        message = self._wire.decode(text.encode())
+        self._traffic.bytes_in += len(line)
+        message = self._wire.decode(line)
         if isinstance(message, FrameError):
             self.post(message.response())
         elif message is not None and (problem := self._problem_with(message)):

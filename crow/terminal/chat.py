@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -142,7 +143,9 @@ class _Chat:
         self._is_prompting = False
         self._typed = TypedText()
         self._writing = asyncio.Lock()
-        self._replayed: LastTurns | None = None
+        self._replayed: dict[str, LastTurns] | None = None
+        """While a session is opened: the last turns of each session that sends updates. The session that is being left
+        may be one of these."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan: Any = None
         self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = self._is_lost = False
@@ -214,7 +217,7 @@ class _Chat:
 
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
-        replayed = self._replayed = LastTurns()
+        replayed = self._replayed = defaultdict[str, LastTurns](LastTurns)
         try:
             opened = await open_session(self._connection, options, cwd, is_replayed=True)
         finally:
@@ -233,7 +236,7 @@ class _Chat:
         if opened.is_new:
             keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
             await self._display.say(f"Enter sends, {keys}, /help lists the commands.")
-        for turn in replayed.turns:
+        for turn in replayed[opened.id].turns:
             await self._display.turn(turn)
 
     async def _say_importable(self) -> None:
@@ -253,29 +256,36 @@ class _Chat:
             except EOFError:
                 return
             self._display.block = ""
-            if text.startswith("!"):
-                await self._run_command(text[1:].strip())
-                continue
-            name, _, argument = text.strip().partition(" ")
-            match name:
-                case "":
-                    continue
-                case "/exit":
-                    return
-                case "/session":
-                    await self._go_to(argument.strip())
-                    continue
-                case "/model" | "/rewind" if not argument:
-                    value = await self._pick(self._models() if name == "/model" else await self._prompts(), name)
-                    if value is None:
-                        continue
-                    text = f"{name} {value}"
-                case "/help" if not argument:
-                    await self._display.markdown("help", PLAIN_HELP if self._look.has_words else HELP)
-            alias = await self._alias() if name == "/new" else ""
-            await self._prompt(text)
-            if alias:  # `/new` has given this name to the new session
-                await self._go_to(alias)
+            if text.strip() == "/exit":
+                return
+            try:
+                await self._carry_out(text)
+            except (ArgumentError, RequestError) as error:
+                await self._display.problem(str(error))
+
+    async def _carry_out(self, text: str) -> None:
+        """Run a command of the terminal or of the user, or send a prompt. :raises RequestError: the front end refuses a
+        request. :raises ArgumentError: the session to open cannot be found."""
+        if text.startswith("!"):
+            return await self._run_command(text[1:].strip())
+        name, _, argument = text.strip().partition(" ")
+        match name:
+            case "":
+                return None
+            case "/session":
+                return await self._go_to(argument.strip())
+            case "/model" | "/rewind" if not argument:
+                value = await self._pick(self._models() if name == "/model" else await self._prompts(), name)
+                if value is None:
+                    return None
+                text = f"{name} {value}"
+            case "/help" if not argument:
+                await self._display.markdown("help", PLAIN_HELP if self._look.has_words else HELP)
+        alias = await self._alias() if name == "/new" else ""
+        await self._prompt(text)
+        if alias:  # `/new` has given this name to the new session
+            await self._go_to(alias)
+        return None
 
     async def _next_text(self) -> str:
         """Return the oldest text that was queued during the last turn, or else what the user types now.
@@ -436,11 +446,7 @@ class _Chat:
         if not name:
             return
         options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
-        try:
-            await self._open(options, None)
-        except (ArgumentError, RequestError) as error:
-            await self._display.problem(str(error))
-            return
+        await self._open(options, None)
         if self._session.id != before:
             with suppress(RequestError):
                 await self._connection.call("session/close", {"sessionId": before})
@@ -452,7 +458,9 @@ class _Chat:
 
     async def _how_to_return(self) -> str:
         """Return a sentence that says how to come back to this session."""
-        alias = await self._alias()
+        alias = ""
+        with suppress(RequestError):
+            alias = await self._alias()
         return self._return_command(shell_quoted(alias) if alias else self._session.id)
 
     def _return_command(self, session: str) -> str:
@@ -536,7 +544,7 @@ class _Chat:
 
     async def update(self, params: Params) -> None:
         """See `TerminalClient`."""
-        if self._replayed is not None and self._replayed.keep(params["update"]):
+        if self._replayed is not None and self._replayed[params["sessionId"]].keep(params["update"]):
             return
         if self._replayed is None and params["sessionId"] != self._session.id:
             return  # the session was left a moment ago

@@ -58,7 +58,10 @@ class FormField:
                 raise ValueError("This field is required.")
             return None
         value = self._convert(text)
-        problem = AnswerSchema(_checked_part(self.schema)).problem(value)
+        try:
+            problem = AnswerSchema(_checked_part(self.schema)).problem(value)
+        except Exception:  # noqa: BLE001 - it is no valid JSON Schema, so only the server can check the value
+            problem = None
         if problem is not None:
             raise ValueError(problem.partition(": ")[2])
         return value

@@ -162,6 +162,7 @@ class RemoteConnection:
         self._arrived: asyncio.Queue[frames.Message | FrameError | None] = asyncio.Queue(_MAX_WAITING_MESSAGES)
         self._questions: dict[int | str, asyncio.Task[None]] = {}
         self._withdrawn: set[int | str] = set()
+        """The ids of questions that were withdrawn while they were in `_arrived`."""
         self._has_complained = False
         self._failure: BaseException | None = None
         self.cwd: str | None = None
@@ -229,6 +230,8 @@ class RemoteConnection:
         try:
             while (message := await self._arrived.get()) is not None:
                 await self._handle(message)
+                if self._arrived.empty():
+                    self._withdrawn.clear()
                 await asyncio.sleep(0)  # what the message has started comes first
         finally:
             self.ended.set()
@@ -254,8 +257,8 @@ class RemoteConnection:
                 match message:
                     case {"result": dict(result)}:
                         response.set_result(result)
-                    case {"error": {"code": code, "message": words, "data": data}}:
-                        response.set_exception(RequestError(code, words, data))
+                    case {"error": {"code": code, "message": words, **more}}:
+                        response.set_exception(RequestError(code, words, more.get("data")))
                     case _:
                         response.set_exception(RequestError(INTERNAL_ERROR, "The server's answer has no result."))
             case FrameError():
@@ -281,8 +284,8 @@ class RemoteConnection:
     def _withdraw(self, question_id: int | str) -> None:
         if question_id in self._questions:
             self._questions[question_id].cancel()
-        elif len(self._withdrawn) < _MAX_WAITING_MESSAGES:
-            self._withdrawn.add(question_id)
+        elif not self._arrived.empty() and len(self._withdrawn) < _MAX_WAITING_MESSAGES:
+            self._withdrawn.add(question_id)  # the question may be one of `_arrived`; otherwise, it was answered
 
     def withdraw_all(self) -> None:
         """Ask the user nothing any more."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len
 
 from crow.domain.text import on_one_line
+from crow.terminal.render import cut
 
 ENTERS = ("\r", "\n")
 COMMANDS = ("/", "!")
@@ -89,7 +90,7 @@ class TypedText:
         lines = [f"… {hidden} more queued"] if hidden else []
         lines += [f"queued: {_end_of(on_one_line(text), columns - 8)}" for text in self.queue[hidden:]]
         lines.append(f"> {_end_of(on_one_line(self.line), columns - 3)}▏")
-        return [*lines, self.hint()[:columns]]
+        return [cut(line, columns) for line in (*lines, self.hint())]
 
     def hint(self) -> str:
         """Return what the keys do now."""
@@ -128,6 +129,6 @@ def _end_of(line: str, columns: int) -> str:
     """Return the line, or its end if it takes more than so many columns."""
     if cell_len(line) <= columns:
         return line
-    while cell_len(line) >= columns:
+    while line and cell_len(line) >= columns:
         line = line[max(1, (cell_len(line) - columns) // 2) :]
     return f"…{line}"

@@ -14,6 +14,7 @@ from crow.adapters import open_workspace, own_folders
 from crow.app import Wiring, find_hooks
 from crow.llm import Model
 from crow.settings import load_settings
+from tests.support.fake_endpoint import FakeEndpoint
 
 
 def test_hooks_are_found_in_the_entry_points_of_installed_packages(
@@ -127,6 +128,7 @@ ENDS_WHILE_IT_IMPORTS = """
 import asyncio, sys
 from crow.app import Wiring
 from crow.settings import load_settings
+from tests.support.fake_endpoint import FakeEndpoint
 
 async def main():
     wiring = Wiring(load_settings({}, {"CROW_HOME": sys.argv[1], "OPENAI_BASE_URL": "http://localhost:1/v1"}))
@@ -145,3 +147,41 @@ def test_a_process_does_not_end_while_a_thread_imports(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", ENDS_WHILE_IT_IMPORTS, str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+async def test_models_of_an_endpoint_that_is_replaced_while_it_lists_them_are_not_offered(tmp_path: Path) -> None:
+    async with FakeEndpoint() as old, FakeEndpoint() as new:
+        old.models, new.models = ["old"], ["new"]
+        old.listing.clear()
+        wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": old.base_url}))
+        list_models = wiring.dependencies().more_models
+
+        async def list_old() -> None:
+            await list_models()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(list_old)
+            while not old.requests:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            wiring.set_provider("main", "openai", new.base_url, {})
+            old.listing.set()
+        assert await list_models() == ("new",)
+        await wiring.close()
+
+
+async def test_two_sessions_that_need_a_model_at_the_same_moment_share_it(tmp_path: Path) -> None:
+    table = '[providers.a]\nbase_url = "http://127.0.0.1:9/v1"\nmodels = ["m"]\n'
+    (tmp_path / "config.toml").write_text(f'{table}api_key_command = ["echo", "own-key-0123456789"]\n', "utf-8")
+    wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path)}))
+    opened = wiring.adapters(await wiring.dependencies().open_store()).model
+    models: list[Model] = []
+
+    async def open_it() -> None:
+        models.append(await opened("a/m"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_it)
+        tasks.start_soon(open_it)
+    assert models[0] is models[1]
+    await wiring.close()
+    await wiring.store.close()

@@ -553,3 +553,24 @@ def test_a_turn_that_the_restart_cancelled_is_an_error_and_no_cancellation_by_th
     line.journal.editor_sent(json.dumps(cancel).encode())
     line.journal.to_server.clear()
     assert line.answer({"result": {"stopReason": "cancelled"}})["result"] == {"stopReason": "cancelled"}
+
+
+@pytest.mark.parametrize("is_asked_first", [False, True])
+def test_a_late_answer_to_a_withdrawn_question_answers_no_question_of_the_next_server(is_asked_first: bool) -> None:
+    line = Line()
+    journal = line.journal
+    asked = {"jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params": {"sessionId": "s", "message": "?"}}
+    cancelled = {"jsonrpc": "2.0", "id": 0, "error": {"code": -32800, "message": "cancelled"}}
+    journal.server_sent(json.dumps(asked).encode())
+    line.restart()
+    withdrawn = json.loads(journal.to_editor.pop())
+    assert (withdrawn["method"], withdrawn["params"]) == ("$/cancel_request", {"requestId": 0})
+    if not is_asked_first:
+        journal.editor_sent(json.dumps(cancelled).encode())
+    journal.server_sent(json.dumps(asked).encode())
+    again = json.loads(journal.to_editor.pop())
+    if is_asked_first:
+        journal.editor_sent(json.dumps(cancelled).encode())
+    accepted = {"jsonrpc": "2.0", "id": again["id"], "result": {"action": "accept"}}
+    journal.editor_sent(json.dumps(accepted).encode())
+    assert [json.loads(each) for each in journal.to_server] == [accepted | {"id": 0}]

@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.domain.errors import StoreError
 from crow.domain.events import FormQuestion
 from crow.frontend import prompts as prompts_module
 from crow.frontend import queue
@@ -631,3 +632,42 @@ async def test_a_client_whose_access_is_taken_away_sees_and_answers_nothing_more
         assert "Secret." not in str(eve.updates)
         with pytest.raises(RequestError, match="Session not found"):
             await eve.prompt(session, "hello")
+
+
+class Unreadable(PrincipalStore):
+    """A store that cannot be read while `is_broken` is set."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, None)
+        self.is_broken = False
+
+    async def access(self, session_id: str) -> Access | None:
+        if self.is_broken:
+            raise StoreError("The database is locked.")
+        return await super().access(session_id)
+
+
+async def test_an_answer_counts_for_nothing_if_the_access_of_its_client_cannot_be_checked(tmp_path: Path) -> None:
+    views: list[Unreadable] = []
+
+    def view(store: Store) -> Unreadable:
+        views.append(Unreadable(store))
+        return views[-1]
+
+    async def answer(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+        views[0].is_broken = True
+        return ALLOW
+
+    async with shared(tmp_path, write("a.txt"), Say(text=("Done.",))) as host:
+        ann, eve = await host.client(), await host.client(requester=Requester(view=view))
+        session = await ann.new()
+        await eve.open("session/resume", session)
+        eve.on_request = answer
+
+        async def later(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            await eve.asked.wait()
+            return REJECT
+
+        ann.on_request = later
+        assert (await ann.prompt(session, "write"))["stopReason"] == "end_turn"
+        assert not (host.cwd / "a.txt").exists()

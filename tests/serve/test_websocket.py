@@ -226,6 +226,40 @@ async def test_connections_beyond_the_limit_are_refused_until_one_ends() -> None
             pass
 
 
+async def test_clients_that_are_admitted_at_the_same_moment_do_not_exceed_the_limit() -> None:
+    service = Service(ConnectionLimits(handshake_s=60), max_connections=1)
+    service.access.is_open.clear()
+    async with service.running() as port, peer(port) as first, peer(port) as second:
+        for each in (first, second):
+            each.upgrade()
+        await service.wait_until(lambda: len(service.access.asked) == 2)
+        service.access.is_open.set()
+        answers = [await each.reader.readuntil(b"\r\n") for each in (first, second)]
+    assert sorted(answer[:12] for answer in answers) == [b"HTTP/1.1 101", b"HTTP/1.1 503"]
+
+
+@pytest.mark.parametrize("token", [None, "ann"])
+async def test_a_client_whose_old_connection_broke_may_connect_again_at_the_limit(token: str | None) -> None:
+    service = Service(ConnectionLimits(), max_connections=1)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with service.running() as port, client(port, additional_headers=headers) as old:
+        assert old.response is not None
+        known = {"Acp-Connection-Id": old.response.headers["acp-connection-id"]}
+        async with client(port, additional_headers=headers | known) as again:
+            assert (await call(again, "echo", a=1))["result"] == {"a": 1}
+            assert len(service.acp.clients) == 1
+
+
+async def test_the_bytes_of_received_messages_are_counted_as_bytes() -> None:
+    service = Service(ConnectionLimits())
+    async with service.running() as port, client(port) as opened:
+        before = service.acp._traffic.bytes_in
+        message = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "echo", "params": {"a": "é"}}, ensure_ascii=False)
+        await opened.send(message)
+        await opened.recv()
+        assert service.acp._traffic.bytes_in - before == len(message.encode())
+
+
 async def test_pings_of_a_client_that_reads_nothing_fill_no_memory() -> None:
     service = Service(ConnectionLimits())
     async with service.running() as port, peer(port) as pinging, client(port) as other:

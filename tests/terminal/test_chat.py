@@ -542,5 +542,7 @@ def test_the_fields_of_a_form_take_what_their_schema_takes() -> None:
     values = {"name": "aa!", "count": 2, "ratio": 0.5, "sure": True, "level": "h", "parts": ["a", "b"]}
     assert {name: fields[name].value_of(text) for name, text in typed.items()} == values
     assert fields["count"].value_of(" ") is None
+    bad = {"properties": {"a": {"type": "string", "minLength": "x", "default": "y"}}}
+    assert [(field.default_text, field.value_of("z")) for field in fields_of(bad)] == [("y", "z")]
     wrong = {"name": "", "count": "0", "ratio": "x", "sure": "maybe", "level": "3", "parts": "c"}
     assert [name for name, text in wrong.items() if fields[name].takes(text)] == []

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from crow.bridge.loop import Bridge
+from crow.bridge.websocket import Address
+from crow.terminal.remote import RemoteConnection
 from tests.support.fake_endpoint import Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.fake_server import Connection, FakeServer, Message
 from tests.support.terminal import Program, Shell, Terminal
@@ -183,11 +187,12 @@ def test_what_cannot_work_elsewhere_is_said_before_connecting(shell: Shell) -> N
 
 
 class HostileServer(FakeServer):
-    """A server that sends what it likes: `messages` at each prompt, and `results` as the answers of methods."""
+    """A server that sends what it likes: `messages` before the answer to a method, and `results` as the answers of
+    methods. A result that is a text is the message of an error."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.messages: list[Message | bytes] = []
+        self.messages: dict[str, list[Message | bytes]] = {}
         self.results: dict[str, Any] = {}
 
     def _handle(self, connection: Connection, data: bytes) -> None:
@@ -195,9 +200,11 @@ class HostileServer(FakeServer):
         method, request_id = message.get("method"), message.get("id")
         if method == "session/prompt" or method in self.results:
             self.received.append(message)
-            for each in self.messages if method == "session/prompt" else ():
+            for each in self.messages.get(method, ()):
                 connection.frame(1, each) if isinstance(each, bytes) else connection.send(each)
-            if (result := self.results.get(method, {"stopReason": "end_turn"})) is not None:
+            if isinstance(error := self.results.get(method), str):
+                connection.send({"id": request_id, "error": {"code": -32603, "message": error}})
+            elif (result := self.results.get(method, {"stopReason": "end_turn"})) is not None:
                 connection.send({"id": request_id, "result": result})
             return
         super()._handle(connection, data)
@@ -249,7 +256,7 @@ def test_a_hostile_server_writes_no_control_characters_and_reads_no_files(shell:
             },
             "session/list": {"sessions": [{"sessionId": ATTACK, "title": ATTACK, "cwd": ATTACK, "updatedAt": "?"}]},
         }
-        server.messages = [
+        server.messages["session/prompt"] = [
             {"id": 1, "method": "fs/read_text_file", "params": {"sessionId": "s1", "path": "/etc/passwd"}},
             {"id": 2, "method": "terminal/create", "params": {"sessionId": "s1", "command": "id"}},
             {"id": 3, "method": "session/request_permission", "params": {"sessionId": "s1"}},
@@ -308,7 +315,7 @@ def test_an_answer_of_an_unexpected_form_ends_the_chat_with_a_sentence(shell: Sh
 def test_ctrl_c_leaves_a_server_that_answers_nothing_and_floods(shell: Shell) -> None:
     with hostile(shell) as server:
         server.results = {"session/new": {"sessionId": "s1"}, "session/prompt": None}
-        server.messages = [chunk_of("[*_`" * 20 + "\n")] * 20_000
+        server.messages["session/prompt"] = [chunk_of("[*_`" * 20 + "\n")] * 20_000
         address = str(shell.place.parent / "h.sock")
         with shell.in_terminal("chat", "--connect", address, **elsewhere(shell)) as terminal:
             terminal.wait_for(READY)
@@ -398,3 +405,77 @@ def test_a_run_says_that_its_server_was_killed_and_how_to_go_on(shell: Shell) ->
     assert "crow: reconnecting to the server\ncrow: connected again\n" in told
     assert "The turn of this prompt was interrupted" in told
     assert f"crow run --connect '{address}' --session crow-" in told
+
+
+def test_an_error_at_a_command_is_shown_and_another_session_shows_only_its_own_history(shell: Shell) -> None:
+    listed = [
+        {"sessionId": name, "title": name, "cwd": "/", "updatedAt": "2026-11-01T00:00:00Z"} for name in ("s1", "s2")
+    ]
+    with hostile(shell) as server:
+        server.results = {
+            "session/new": {"sessionId": "s1", "configOptions": []},
+            "session/list": {"sessions": listed[1:]},
+            "session/load": {"configOptions": []},
+            "session/close": {},
+            "_session/prompts": "The database is locked.",
+        }
+        other = {"sessionId": "s2", "update": chunk_of("Mine.")["params"]["update"]}
+        asked = {"sessionUpdate": "user_message_chunk", "messageId": "u", "content": {"type": "text", "text": "Whose?"}}
+        server.messages["session/load"] = [
+            {"method": "session/update", "params": {"sessionId": "s2", "update": asked}},
+            {"method": "session/update", "params": other},
+            chunk_of("Not mine."),
+        ]
+        address = str(shell.place.parent / "h.sock")
+        with shell.in_terminal("chat", "--plain", "--connect", address, **elsewhere(shell)) as terminal:
+            terminal.wait_for("You: ")
+            terminal.type(f"/rewind{ENTER}")
+            terminal.wait_for("The database is locked.")
+            terminal.type(f"/session s2{ENTER}")
+            terminal.wait_for("Mine.")
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0
+    assert "Whose?" in terminal.shown
+    assert "Not mine." not in terminal.shown
+
+
+class Answering:
+    """A client that answers each question at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def update(self, params: Any) -> None: ...
+
+    async def ask_permission(self, params: Any) -> dict[str, Any]:
+        self.asked += 1
+        return {"outcome": {"outcome": "cancelled"}}
+
+    async def elicit(self, params: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def connection_changed(self) -> None: ...
+
+    async def warn(self, words: str) -> None: ...
+
+
+async def test_a_question_is_asked_although_an_answered_one_with_the_same_id_was_withdrawn_late() -> None:
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    client, source = Answering(), asyncio.StreamReader()
+    connection = RemoteConnection(client, Bridge(Address("/nowhere")), writer, None)
+    tasks = [asyncio.create_task(each) for each in (connection.read(source), connection.dispatch())]
+
+    async def send(**message: Any) -> None:
+        source.feed_data(json.dumps({"jsonrpc": "2.0"} | message).encode() + b"\n")
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    for _ in range(2):  # the ids of the next connection begin at 0 again
+        await send(id=0, method="session/request_permission", params={})
+        await send(method="$/cancel_request", params={"requestId": 0})
+    source.feed_eof()
+    await asyncio.gather(*tasks)
+    assert client.asked == 2
+    writer.close()
+    theirs.close()

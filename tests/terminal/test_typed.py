@@ -54,7 +54,7 @@ def test_whole_lines_do_the_same(lines: list[bytes], queue: list[str], sent: lis
     assert (typed.line, typed.queue, steered) == ("", queue, sent)
 
 
-@given(st.lists(st.binary(max_size=12)), st.integers(min_value=20, max_value=200))
+@given(st.lists(st.binary(max_size=12)), st.integers(min_value=1, max_value=200))
 def test_whatever_is_typed_is_shown_on_short_lines_without_control_characters(
     chunks: list[bytes], columns: int
 ) -> None:
