@@ -39,6 +39,7 @@ _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey",
 _BEGINNINGS = ("accesskey", "apikey", "secretkey", "privatekey")
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 _PUBLIC = frozenset({"public", "publishable"})
+"""A weak word does not count after one of these, as in `PUBLIC_KEY`."""
 _PLAIN = re.compile(r"(?i)|true|false|yes|no|on|off|none|null|0|1|always|never|auto")
 _NUMBER = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,3})?")
 _IN_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:]{0,200}:([^\s/@]{1,500})@")
@@ -52,8 +53,11 @@ _MEMBER = re.compile(
 _PRIVATE = "PRIVATE KEY-----"
 _PLACE = re.compile(r"~?/")
 _LINE_CHARS = 20
+"""A line of a secret with several lines is hidden by itself if it has at least this many characters."""
 _SHORTEST = 8
+"""Shorter texts are never hidden in results, because they may occur by chance."""
 _LONG = 20
+"""A text of at least this length is hidden whatever its characters are."""
 
 
 def holds_secret(name: str, value: str, exists: Callable[[str], bool]) -> bool:
