@@ -163,7 +163,7 @@ class Assistant:
     wire: WireName = "chat"
     """The form in which the answer came. The opaque fields are sent back only in this form."""
     sent: SentRequest | None = None
-    """The request that this is the answer to. None if an older version stored the entry, if crow died before the end of
+    """The request that this response answers. None if an older version stored the entry, if crow died before the end of
     the answer, or if the model is built in."""
 
 

@@ -187,8 +187,8 @@ class SentRequest:
     extra: str = ""
     """A digest of the members that the user adds to every request, or empty if there are none."""
     limits: JsonObject = field(default_factory=dict)
-    """What decided about compactions; see `crow.agent.compaction.budget.Gauge.recorded`. Empty if an older version
-    stored the request."""
+    """The figures that decided whether crow compacted the context; see `crow.agent.compaction.budget.Gauge.recorded`.
+    Empty if an older version stored the request."""
     version: str = ""
     """The version of crow that sent the request."""
     is_case: bool = False

@@ -30,7 +30,7 @@ _TRY_AGAIN_S = 1.0
 prompt's turn."""
 
 CATCH_UP_S = 5.0
-"""Whoever waits for entries of other processes waits at most this many seconds."""
+"""A wait for entries of other processes lasts at most this many seconds."""
 _PAUSE_S = 0.5
 """If the store cannot be read, crow tries again after this many seconds."""
 

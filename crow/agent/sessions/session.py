@@ -210,14 +210,14 @@ class Session:
         return True
 
     def withdraw(self, prompt: PendingPrompt) -> None:
-        """End one submitted prompt as `cancelled`. The other prompts stay. If the prompt repeats a queued one, that one
-        ends too."""
+        """End one submitted prompt as `cancelled`. The other prompts stay. If it repeats a queued prompt, the queued
+        prompt ends too."""
         if prompt.repeat.queued is not None and prompt.repeat.queued in self.queue:
             self.withdraw(prompt.repeat.queued)
             return
         if self.queue and self.queue[0] is prompt:
             self._cancel(prompt)
-        else:  # answer the request now; the turn stores the prompt and ends at once
+        else:  # the request is answered now; later, the prompt's turn stores the prompt and ends at once
             prompt.scope.cancel()
             prompt.stop = "cancelled"
             prompt.done.set()

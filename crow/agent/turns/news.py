@@ -64,7 +64,7 @@ class News:
         return [NewEntry(body=prompt) for prompt in steered]
 
     async def deliver(self) -> None:
-        """Tell the model what the user has added, and what has ended in the background."""
+        """Store the prompts that the user has added, and the news of background work, for the next request."""
         if self._steered:
             stored = await self._branch.store_only([NewEntry(body=prompt) for prompt in self._steered])
             del self._steered[: len(stored)]  # a cancellation while clients are told must not store them again

@@ -267,7 +267,8 @@ class Requests:
 class Standby:
     """Finds the model that answers for the rest of a turn while the endpoint of the branch's model is down.
 
-    `down` has the names of the models that the user was told are down. All turns of a session share this set.
+    `down` has the names of the models whose endpoints are down, as the user was told. All turns of a session share this
+    set.
     """
 
     def __init__(
