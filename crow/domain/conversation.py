@@ -30,7 +30,7 @@ from crow.domain.messages import (
 from crow.domain.tokens import estimate_message, estimate_tools
 
 LOADING, FROM_WORKSPACE = "Load the skill ", " from this workspace"
-"""The title of a call that loads a skill: before the name and, for a skill of the workspace, after it."""
+"""The parts of the title of a call that loads a skill: before the name and, for a skill of the workspace, after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,7 +284,9 @@ class Checkpoint:
     reason: Literal["threshold", "overflow", "command", "model", "early"] = "threshold"
     """Why the context was compacted. See :data:`crow.agent.compaction.Reason`."""
     method: Literal["prefix", "serialised", "fallback", "hook", "unread"] = "fallback"
-    """How the summary was made. `unread` is never stored: it stands for entries that are too long to be read."""
+    """How the summary was made. `prefix`: the model got the conversation as it was, and an instruction. `serialised`:
+    the model got a shortened transcript. `fallback`: without a model. `hook`: by a hook of the user. `unread` is never
+    stored: it stands for entries that are too long to be read."""
     tokens_before: int = 0
     """The estimated size of the whole request before the compaction."""
     tokens_after: int = 0

@@ -207,7 +207,7 @@ _INTERPRETER_SAFE = {
 """Options of interpreters that neither run other code nor write files. Other options may, or their values may look like
 the script."""
 _ALWAYS_SAFE = frozenset(("-v", "-h", "-w", "--version", "--help"))
-"""The same for every interpreter."""
+"""Harmless options of every interpreter."""
 _ALIASES = {
     "gawk": "awk",
     "mawk": "awk",
@@ -226,9 +226,9 @@ _ALIASES = {
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
-    """Return the first word that may make a command run another program or write to another place. If the program runs
-    whatever follows it, that is the first word of all. Return None if there is no such word. The first `fixed` words
-    are not examined, because the user wrote them into the rule."""
+    """Return the first word that may make a command run another program or write to another place, or None if there is
+    no such word. The first `fixed` words are not examined, because the user wrote them into the rule. If the program
+    runs whatever follows it, the first word after them is risky."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -258,8 +258,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def _interpreter_option(words: Words, fixed: int) -> str | None:
-    """Return the first option of an interpreter that may run other code, or a script that is elsewhere. What follows
-    the script or the module is for that script, and harmless here."""
+    """Return the first option of an interpreter that may run other code, or its script if that is a URL. The words
+    after the script or the module are its arguments, so they are not risky."""
     program = program_of(words[0])
     kind = "python" if program.startswith(("python", "pypy")) else program
     safe = _INTERPRETER_SAFE.get(kind, frozenset()) | _ALWAYS_SAFE
@@ -287,7 +287,7 @@ def _git_options(words: Words, fixed: int) -> Iterator[str]:
 
 
 def _sed_scripts(words: Words) -> Iterator[str]:
-    """Yield the words of a sed command that hold a script which may do more than print."""
+    """Yield the words of a sed command that contain a script, if the script may do more than print."""
     is_script_next, has_script = False, False
     for word in words[1:]:
         script = None

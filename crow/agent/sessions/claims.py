@@ -50,7 +50,7 @@ class Claims:
                     if not branch.row.model and (name := self._conversation.adapters.default_model()):
                         await set_model(branch, name)
                         row = branch.row
-                    # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
+                    # A command is stored with its answer. A prompt to which servers add content is stored with that.
                     if prompt.command is not None:
                         moved = await branch.claim(None, name=prompt.name, command_id=prompt.message_id)
                     elif prompt.needs_servers:

@@ -180,7 +180,7 @@ class Follower:
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
             for item in self._growth(news.draft):
                 await branch.publish(item)
-        for event in branch.told.missing(branch.row):  # any method of the branch may have read the row
+        for event in branch.told.missing(branch.row):  # other methods of the branch read the row, too
             await branch.publish(event)
         if is_foreign and branch.projection.plan != plan:
             await branch.publish(PlanChanged(plan=branch.projection.plan))
@@ -238,7 +238,7 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
 
 
 def _began(entry: Entry) -> TurnBegan | None:
-    """Return what tells clients that a turn began, if `entry` begins one."""
+    """Return the event for clients that a turn began, or None if `entry` does not begin a turn."""
     match entry.body:
         case User(message_id=message_id):
             return TurnBegan(message_id=message_id, stored=entry)

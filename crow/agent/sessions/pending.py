@@ -40,9 +40,9 @@ class PendingPrompt:
     """The first text of the prompt, in which a command may stand."""
     message_id: str
     command: ParsedCommand | None = None
-    """Set if the prompt is a slash command."""
+    """The parsed command if the prompt is a slash command of crow, else None."""
     called: ParsedCommand | None = None
-    """Set if the text may name a prompt of an MCP server."""
+    """The parsed text if it may name a prompt of an MCP server (`/server:prompt`), else None."""
     mentions: tuple[Mention, ...] = ()
     """The resources of servers that the text mentions."""
     metadata: JsonObject = field(default_factory=dict)

@@ -23,7 +23,7 @@ _REPEATED = (
 
 
 class WaitingNews(Protocol):
-    """What has happened outside of the turn; see :class:`crow.agent.turns.inbox.Inbox`."""
+    """News of work in the background; see :class:`crow.agent.turns.inbox.Inbox`."""
 
     @property
     def has_news(self) -> bool:
