@@ -165,8 +165,8 @@ class Session:
         return prompt.stop
 
     async def _check(self, prompt: PendingPrompt) -> None:
-        """Check a prompt before anything is stored. A prompt that needs files of another machine is refused. If a prompt
-        would be refused, or changes the session's metadata, also check that it does not repeat a stored prompt.
+        """Check a prompt before anything is stored. A prompt that needs files of another machine is refused. A prompt
+        that would be refused, or that changes the session's metadata, must not repeat a stored prompt.
 
         :raises RepeatedPrompt: the prompt repeats a stored one.
         :raises FilesElsewhere: see `Conversation.files_elsewhere`.
