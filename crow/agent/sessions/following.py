@@ -52,7 +52,8 @@ class Follower:
         self._turn_number = 0
         """The number of the newest turn of another process whose begin was published."""
         self._message_id: str | None = None
-        """The message id of the prompt whose turn another process runs. None if no such turn runs."""
+        """The message id of the prompt whose turn another process runs. Empty if it is unknown, None if no such turn
+        runs."""
         self._read_to = 0
         """The id of the newest entry that the store has reported."""
         self._seen = 0
@@ -84,11 +85,13 @@ class Follower:
             return
         self._session.runs_elsewhere, self._is_free = True, False
         self._feed.put(TurnBegan(message_id=""))
+        self._message_id = ""
         self._turn_number = tail.entries[-1].turn if tail.entries else 0
-        for entry in tail.entries:
-            if entry.turn != self._turn_number:
-                continue
-            if isinstance(entry.body, User) and self._message_id is None:
+        entries = [entry for entry in tail.entries if entry.turn == self._turn_number]
+        if any(isinstance(entry.body, TurnEnd) for entry in entries):  # the running turn has stored nothing yet
+            entries = []
+        for entry in entries:
+            if isinstance(entry.body, User) and not self._message_id:
                 self._message_id = entry.body.message_id
             self._feed.put(EntryStored(entry=entry))
         if draft is not None:
