@@ -26,6 +26,7 @@ from crow.domain.errors import (
     LeafMoved,
     NoSuchSession,
     RepeatedPrompt,
+    TurnError,
 )
 from crow.domain.events import TurnEnded
 from crow.domain.messages import JsonObject, Part, Text
@@ -267,10 +268,16 @@ class Session:
                 self.runner.close()
             await self.workspace.close()
         finally:
-            self.closing = True
             for prompt in tuple(self.queue):
+                prompt.error = self._failure()
                 self.queue.drop(prompt)
+            self.closing = True
             self._ended.set()
+
+    def _failure(self) -> TurnError | None:
+        """Return the error for the prompts of a session whose task fails. Return None if the session was closed."""
+        words = f"Session {self.id} failed; the log says why. Send the prompt again."
+        return None if self.closing else TurnError(words)
 
     async def _wait_for_prompt(self) -> None:
         """Wait for a prompt or for `close`. If the store could not store something before, also try after a few seconds
@@ -298,7 +305,7 @@ class Session:
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
         except BaseException:
-            prompt.stop = "cancelled"
+            prompt.stop, prompt.error = "cancelled", prompt.error or self._failure()
             raise
         finally:
             self._turn = None

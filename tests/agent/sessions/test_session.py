@@ -736,3 +736,24 @@ async def test_the_first_prompt_of_a_long_session_that_was_never_compacted(
         assert not any(
             isinstance(entry.body, Checkpoint) and entry.body.method == "unread" for entry in await run.log()
         )
+
+
+async def test_prompts_of_a_session_that_fails_are_answered_with_an_error(tmp_path: Path) -> None:
+    say = Say(text=["shown"], hold=anyio.Event())
+    answers: list[asyncio.Task[str]] = []
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def run_until_failure() -> None:
+        async with opened(tmp_path, ScriptedModel(say)) as run:
+            answers.extend(asyncio.create_task(run.session.prompt(text(words))) for words in ("first", "second"))
+            await say.reached.wait()
+            run.session.runner.tasks.start_soon(fail)
+            await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup):
+        await run_until_failure()
+    for answer in answers:
+        with pytest.raises(TurnError, match="Session s1 failed"):
+            await answer
