@@ -75,6 +75,7 @@ _RISKS: Mapping[str, _Risks] = {
     "less": _Risks(letters="kooO", long="lesskey-file log-file LOG-FILE", pattern=r"^\+"),
     "man": _Risks(long="pager html preprocessor", letters="PHpC"),
     "xxd": _Risks(letters="r", pattern=_OUTWARD),
+    "zip": _Risks(long="unzip-command", letters="T", pattern=_OUTWARD),
     "file": _Risks(letters="C"),
     "date": _Risks(letters="s", long="set"),
     "awk": _Risks(
@@ -86,9 +87,9 @@ _RISKS: Mapping[str, _Risks] = {
     "curl": _Risks(
         long="output remote-name remote-name-all config dump-header cookie-jar trace trace-ascii stderr libcurl "
         "etag-save hsts output-dir upload-file data data-binary data-raw data-urlencode form json alt-svc engine "
-        "unix-socket netrc-file",
-        letters="oOKDcTdFJ",
-        pattern=r"%output",
+        "unix-socket netrc-file cookie cert url-query variable",
+        letters="oOKDcTdFJbE",
+        pattern=r"%output|^@|=@|^-[A-Za-z]+@",
     ),
     "wget": _ALWAYS,
     "rsync": _Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
@@ -169,9 +170,7 @@ _RISKS: Mapping[str, _Risks] = {
         ("cp", "mv", "ln", "install", "touch", "mkdir", "rm", "rmdir", "chmod", "chown", "chgrp", "truncate", "tee"),
         _WRITER,
     ),
-    **dict.fromkeys(
-        ("dd", "csplit", "unzip", "zip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), _WRITER
-    ),
+    **dict.fromkeys(("dd", "csplit", "unzip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), _WRITER),
     **dict.fromkeys(("mkfifo", "unlink", "rename", "sponge", "7z", "ar", "cpio"), _WRITER),
     **dict.fromkeys(
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld"),
