@@ -11,13 +11,15 @@ TOKENS = re.compile(
     r"""
     (?<![A-Za-z0-9_-])
     (?: sk-[A-Za-z0-9_-]{8,500}                               # OpenAI, Anthropic and many others
-    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z])[_-][A-Za-z0-9_-]{10,500}
+    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z]|gsk|xai|shpat|dop_v1)[_-][A-Za-z0-9_-]{10,500}
+    | [sr]k_(?:live|test)_[A-Za-z0-9]{10,500}                 # Stripe
     | github_pat_[A-Za-z0-9_]{10,500}
     | (?:AKIA|ASIA)[A-Z0-9]{16}\b
     | AIza[A-Za-z0-9_-]{30,100}
     | eyJ[A-Za-z0-9_-]{8,5000}+\.[A-Za-z0-9_-]{8,5000}+(?:\.[A-Za-z0-9_-]{0,5000}+)?  # JSON Web Tokens
     )
-    | (?<=-----\n)[A-Za-z0-9+/=\s]{100,20000}(?=-----END)   # PEM
+    # PEM, also with CRLF, and within JSON text, which writes line ends as escapes
+    | (?:(?<=-----\n)|(?<=-----\r\n)|(?<=-----\\n)|(?<=-----\\r\\n))[A-Za-z0-9+/=\s\\]{100,20000}(?=-----END)
     """,
     re.VERBOSE,
 )
