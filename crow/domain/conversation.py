@@ -30,7 +30,7 @@ from crow.domain.messages import (
 from crow.domain.tokens import estimate_message, estimate_tools
 
 LOADING, FROM_WORKSPACE = "Load the skill ", " from this workspace"
-"""The title of a call that loads a skill: before the name and, for a skill of the workspace, after it."""
+"""The parts of the title of a call that loads a skill: before the name and, for a skill of the workspace, after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,7 @@ class Projection:
 
     @property
     def checkpoint_body(self) -> Checkpoint | None:
+        """The checkpoint that applies at the leaf, or None."""
         body = self.checkpoint.body if self.checkpoint else None
         return body if isinstance(body, Checkpoint) else None
 
@@ -150,10 +151,12 @@ class Projection:
         """The names of unloaded skills, with the entries that unloaded them last."""
         breaks = [entry.id for entry in self._entries if isinstance(entry.body, (Checkpoint, Mask, Restore))]
         self._broken_at = max(breaks, default=0)
+        """The id of the newest break or prompt entry, or 0. What precedes older answers may have changed since."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         """The entry of the checkpoint that applies at the leaf."""
         self._masks: list[tuple[int, frozenset[int]]] = []
+        """The masks that apply, each as the id below which it hides outputs, and the ids that it leaves visible."""
         for entry in self._entries:
             if entry.id in restored:
                 continue
@@ -170,8 +173,11 @@ class Projection:
         self._context = None
         self._tools_estimate = 0
         self._call_ids: set[str] = set()
+        """The ids of calls that are in use."""
         self._step: _OpenStep | None = None
+        """The newest answer with calls, as long as results may still arrive for it."""
         self._settled_rows: _Rows | None = None
+        """`_rows` and the open step. None if there is no step, or if it has changed since."""
         system = SystemMessage(text="")
         self._rows = _Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
@@ -183,6 +189,7 @@ class Projection:
             self._fold(entry)
 
     def _drop_covered(self, first: int) -> None:
+        """Drop the entries below the id `first`, except the newest prompt entry and the checkpoint."""
         prompts = [entry for entry in self._entries if isinstance(entry.body, Prompt)]
         newest = prompts[-1] if prompts else None
         self._entries = [
@@ -203,6 +210,7 @@ class Projection:
         return True
 
     def _fold(self, entry: Entry) -> None:
+        """Update the messages, the prompt, the plan and the mode with the next entry of the path."""
         body = entry.body
         match body:
             case kinds.Prompt():
@@ -346,6 +354,7 @@ class _Rows:
     """The uncalibrated size of each message, in tokens."""
     openness: _Openness = "closed"
     turn: int = 0
+    """The number of the turn in which the last user message was added."""
 
     def copy(self) -> _Rows:
         return _Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
@@ -358,7 +367,7 @@ class _Rows:
 
     def push(self, message: Message, origin: int) -> None:
         """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a
-        fixed line in the other role. Only an answer that goes on with a paused one follows it at once."""
+        fixed line in the other role. There is one exception: an answer that continues a paused answer follows it."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 _CONTEXT_LINES = 3
 _MAX_QUADRATIC = 40_000
-"""The module difflib compares two blocks of lines only if the product of their numbers of lines is at most this."""
+"""Two blocks of lines are compared by `difflib` only if the product of their numbers of lines is at most this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,9 @@ class Assistant:
     finish: FinishReason = "stop"
     """`interrupted` if the stream broke or was cancelled, or if crow died."""
     opaque: JsonObject = field(default_factory=dict)
+    """See `AssistantMessage.opaque`."""
     reasoning_field: str | None = None
+    """See `Answer.reasoning_field`."""
     endpoint: str = ""
     """The base URL and the model name, separated by a space."""
     announcements: tuple[Announcement, ...] = ()
@@ -161,7 +163,7 @@ class Assistant:
     wire: WireName = "chat"
     """The form in which the answer came. The opaque fields are sent back only in this form."""
     sent: SentRequest | None = None
-    """The request that this is the answer to. None if an older version stored the entry, if crow died before the end of
+    """The request that this response answers. None if an older version stored the entry, if crow died before the end of
     the answer, or if the model is built in."""
 
 
@@ -191,8 +193,8 @@ class File:
     recorded_here: bool = False
     """False for an imported entry, whose content is never restored."""
     change_set: str = ""
-    """If set, a command changed any number of files in the directory `path`. This is the name of what undoes the
-    change, which is on the disk of the machine where the command ran."""
+    """If set, a command changed any number of files in the directory `path`. This is the name of the change set that
+    can undo it; the change set is on the disk of the machine where the command ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +247,7 @@ class KeptSkill:
     """A skill that was loaded before a checkpoint."""
 
     entry: int
+    """The id of the entry that loaded it."""
     name: str
     text: str
     """Shortened if the checkpoint has too little room for the whole skill. Empty if there is no room for any of it."""
@@ -275,11 +278,15 @@ class Checkpoint:
     files_modified: tuple[str, ...] = ()
     """The paths that the covered calls changed."""
     mode: str = ""
+    """The mode at the end of the covered entries. Empty if it was never changed."""
     plan: tuple[PlanItem, ...] = ()
+    """The plan at the end of the covered entries."""
     reason: Literal["threshold", "overflow", "command", "model", "early"] = "threshold"
     """Why the context was compacted. See :data:`crow.agent.compaction.Reason`."""
     method: Literal["prefix", "serialised", "fallback", "hook", "unread"] = "fallback"
-    """How the summary was made. `unread` is never stored: it stands for entries that are too long to be read."""
+    """How the summary was made. `prefix`: the model got the conversation as it was, and an instruction. `serialised`:
+    the model got a shortened transcript. `fallback`: without a model. `hook`: by a hook of the user. `unread` is never
+    stored: it stands for entries that are too long to be read."""
     tokens_before: int = 0
     """The estimated size of the whole request before the compaction."""
     tokens_after: int = 0
@@ -313,7 +320,9 @@ class Mask:
     exceptions: tuple[int, ...] = ()
     """The ids of entries that the mask does not hide."""
     tokens_before: int = 0
+    """The estimated size of the whole request before the mask."""
     tokens_after: int = 0
+    """The estimated size of the whole request with the mask."""
     reason: Literal["", "threshold", "overflow", "command", "model", "early"] = ""
     """See `Checkpoint.reason`. Empty if an older version stored the entry."""
     threshold: int | None = None

@@ -19,7 +19,7 @@
     │   │   ├── NetworkError        no connection, or a broken connection
     │   │   ├── ModelTimeout        no connection, or no data, within the time limit
     │   │   ├── AnswerTooLong       an answer longer than crow accepts
-    │   │   └── ProtocolError       an answer that is not a complete chat completion
+    │   │   └── ProtocolError       an answer that is incomplete or of another form
     │   ├── ToolServerError         an MCP server
     │   │   └── LoginRequired       the user has to log in to it
     │   └── EditorError             the ACP client
@@ -155,7 +155,7 @@ class AnswerTooLong(ModelError):
 
 
 class ProtocolError(ModelError):
-    """The answer is not a complete chat completion."""
+    """The answer is incomplete, or not in the form of its wire (Chat Completions, Responses or Messages)."""
 
 
 class ToolServerError(PeerError):

@@ -224,7 +224,7 @@ class TurnEnded:
     """A turn ended, here or in another process."""
 
     message_id: str
-    """The message id of the turn's prompt."""
+    """The message id of the turn's prompt. Empty if it is unknown."""
     stop: StopReason = "end_turn"
     """Why the turn ended, if it did not fail."""
     error: Exception | None = None

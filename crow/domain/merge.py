@@ -1,4 +1,4 @@
-"""Merges two versions of a text line by line, given what both were made of."""
+"""Merges two versions of a text line by line, given the text that both were made from."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from crow.domain.diff import equal_lines
 
 
 def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
-    """Return a text with the changes of both versions. None if they have changed the same or adjoining lines in
-    different ways, or if one of the texts is binary."""
+    """Return a text with the changes of both versions. Return None if the versions change the same or adjoining lines
+    of `base` in different ways, or if one of the texts is binary."""
     if own == theirs or base == own:
         return theirs
     if base == theirs:
         return own
     if b"\0" in base + theirs + own:
         return None
-    # split as bytes, because `str` also splits at characters that are parts of others in UTF-8
+    # bytes are split only at line ends; in Latin-1, `str` would also split within characters of UTF-8
     before, left, right = (
         [line.decode("latin-1") for line in text.splitlines(keepends=True)] for text in (base, theirs, own)
     )
@@ -40,7 +40,7 @@ def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
 
 
 def _places(before: Sequence[str], after: Sequence[str]) -> list[int]:
-    """Return for each line the number of the same line in another version, and -1 for changed lines."""
+    """Return for each line of `before` the index of the same line in `after`, or -1 if it was changed or removed."""
     found = [-1] * len(before)
     for start, new_start, size in equal_lines(before, after):
         for offset in range(size):

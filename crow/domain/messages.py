@@ -25,7 +25,7 @@ def is_too_deep(value: object) -> bool:
 
 
 PDF_BYTES = 10_000_000
-"""No larger PDF is sent to a model."""
+"""Larger PDFs are not sent to models."""
 
 PDF_START = b"%PDF-"
 PDF_TYPE = "application/pdf"
@@ -174,8 +174,8 @@ class SentRequest:
     size: int
     """The number of bytes."""
     checks: str = ""
-    """CRC-32 sums of starts of the request, up to each of the last messages and to some positions before. Each is
-    written as the distance to the end, a point and the sum (hex)."""
+    """CRC-32 sums of the beginning of the request: up to each of its last messages, and up to some earlier positions.
+    Each is written as `DISTANCE.SUM` in hex: the number of bytes from the position to the end, and the sum."""
     endpoint: str = ""
     """The base URL and the model name, separated by a space."""
     dialect: JsonObject = field(default_factory=dict)
@@ -187,8 +187,8 @@ class SentRequest:
     extra: str = ""
     """A digest of the members that the user adds to every request, or empty if there are none."""
     limits: JsonObject = field(default_factory=dict)
-    """What decided about compactions; see `crow.agent.compaction.budget.Gauge.recorded`. Empty if an older version
-    stored the request."""
+    """The figures that decided whether crow compacted the context; see `crow.agent.compaction.budget.Gauge.recorded`.
+    Empty if an older version stored the request."""
     version: str = ""
     """The version of crow that sent the request."""
     is_case: bool = False
@@ -245,10 +245,10 @@ class AssistantMessage:
     wire: WireName = "chat"
     """The form in which the answer came. The `opaque` fields are sent back only in this form."""
     is_before_break: bool = False
-    """Whether the message has opaque fields and was made before a break: the system message, the tools or earlier
-    messages may no longer be those that the model had."""
+    """Whether the message has opaque fields and was made before a break. The model may have had another system message,
+    other tools or other earlier messages then."""
     is_paused: bool = False
-    """Whether the next message goes on with this answer, or the endpoint goes on if nothing follows."""
+    """Whether the answer is unfinished. The next message continues it; if there is none, the endpoint will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,9 +190,12 @@ class ProtectedNames:
         gone = {name.casefold() for name in removed}
         kept = [(name, row.is_last) for row in ROWS for name in row.names if row.is_fixed or name not in gone]
         kept += [(name.strip("/"), False) for name in added]
+        # Names that protect a path in which they are any part, or the last part.
         self._anywhere = frozenset(name for name, is_last in kept if _is_plain(name) and not is_last)
         self._last = frozenset(name for name, is_last in kept if is_last)
         self._anywhere |= {fold_name(name) for name in self._anywhere}
+        # Relative paths and globs, as patterns of their parts. They are tried only if a part of a path is in `_ends`,
+        # which has all last parts without wildcards, or matches `_globs`.
         split = [tuple(name.split("/")) for name, _ in kept if not _is_plain(name)]
         self._paths = tuple(tuple(map(_part_pattern, path)) for path in split)
         self._ends = self._anywhere | self._last | {fold_name(path[-1]) for path in split if _is_plain(path[-1])}

@@ -108,6 +108,7 @@ def parts_text(parts: Sequence[Part]) -> str:
 
 
 def part_text(part: Part) -> str:
+    """Format one part of a user message as plain text."""
     match part:
         case Text(text=text):
             return text
@@ -294,6 +295,7 @@ def _skill_text(skill: KeptSkill) -> str:
 
 
 def plan_line(item: PlanItem) -> str:
+    """Format one line of the plan, such as `[x] Write the tests`."""
     mark = {"pending": " ", "in_progress": "~", "completed": "x"}[item.status]
     return f"[{mark}] {item.content}"
 
@@ -356,8 +358,8 @@ _EDGE_CHARS = 4
 
 
 class SecretMask:
-    """Replaces the given secrets and their base64 forms in a text. With `is_guessing`, it also replaces every text that
-    looks like a secret."""
+    """Replaces the given secrets and their base64 forms in a text. Secrets of fewer than 4 characters are ignored. With
+    `is_guessing`, it also replaces every text that looks like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}

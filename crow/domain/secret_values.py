@@ -11,13 +11,15 @@ TOKENS = re.compile(
     r"""
     (?<![A-Za-z0-9_-])
     (?: sk-[A-Za-z0-9_-]{8,500}                               # OpenAI, Anthropic and many others
-    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z])[_-][A-Za-z0-9_-]{10,500}
+    | (?:ghp|gho|ghu|ghs|ghr|glpat|hf|npm|pypi|xox[a-z]|gsk|xai|shpat|dop_v1)[_-][A-Za-z0-9_-]{10,500}
+    | [sr]k_(?:live|test)_[A-Za-z0-9]{10,500}                 # Stripe
     | github_pat_[A-Za-z0-9_]{10,500}
     | (?:AKIA|ASIA)[A-Z0-9]{16}\b
     | AIza[A-Za-z0-9_-]{30,100}
     | eyJ[A-Za-z0-9_-]{8,5000}+\.[A-Za-z0-9_-]{8,5000}+(?:\.[A-Za-z0-9_-]{0,5000}+)?  # JSON Web Tokens
     )
-    | (?<=-----\n)[A-Za-z0-9+/=\s]{100,20000}(?=-----END)   # PEM
+    # PEM, also with CRLF, and within JSON text, which writes line ends as escapes
+    | (?:(?<=-----\n)|(?<=-----\r\n)|(?<=-----\\n)|(?<=-----\\r\\n))[A-Za-z0-9+/=\s\\]{100,20000}(?=-----END)
     """,
     re.VERBOSE,
 )
@@ -39,6 +41,7 @@ _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "accesskey",
 _BEGINNINGS = ("accesskey", "apikey", "secretkey", "privatekey")
 _NOT_SECRET = frozenset({"PWD", "OLDPWD"})
 _PUBLIC = frozenset({"public", "publishable"})
+"""A weak word does not count after one of these, as in `PUBLIC_KEY`."""
 _PLAIN = re.compile(r"(?i)|true|false|yes|no|on|off|none|null|0|1|always|never|auto")
 _NUMBER = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,3})?")
 _IN_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s/@:]{0,200}:([^\s/@]{1,500})@")
@@ -52,8 +55,11 @@ _MEMBER = re.compile(
 _PRIVATE = "PRIVATE KEY-----"
 _PLACE = re.compile(r"~?/")
 _LINE_CHARS = 20
+"""A line of a secret with several lines is hidden by itself if it has at least this many characters."""
 _SHORTEST = 8
+"""Shorter texts are never hidden in results, because they may occur by chance."""
 _LONG = 20
+"""A text of at least this length is hidden whatever its characters are."""
 
 
 def holds_secret(name: str, value: str, exists: Callable[[str], bool]) -> bool:

@@ -1,5 +1,4 @@
-"""The messages between a session and the work that the session has started: their ids, and their texts in stored
-results."""
+"""Ids and texts of the messages between a session and its subagents and background commands."""
 
 from __future__ import annotations
 

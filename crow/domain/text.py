@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 
 TITLE_CHARS = 200
+"""The most characters of a title, without the note of how much is left out."""
 
 
 def shorten(text: str, chars: int) -> str:
@@ -81,7 +82,7 @@ def safe(text: str) -> str:
 
 
 def safe_json(text: str) -> str:
-    """Return JSON text with hidden characters escaped, as `safe` does it, but by escapes that JSON knows."""
+    """Return JSON text with the characters that `safe` escapes written as escapes of JSON, such as `\\u202e`."""
     if safe(text) == text:
         return text
     return _NOT_PLAIN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] != "\x7f" else "\\u007f", text)

@@ -23,7 +23,9 @@ _BASE64_PER_FILE_TOKEN = 100
 """How many characters of base64 count as one token of a file, beside `_FILE_TOKENS`. Pages with pictures have more."""
 
 MESSAGE_TOKENS = 4
+"""The estimate for the role and the delimiters of a message."""
 _CALL_TOKENS = 8
+"""The estimate for the delimiters of a call, a result or a tool spec."""
 
 _RUN_CHARS = 60
 _RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
@@ -129,6 +131,7 @@ def _estimate_assistant(message: messages.AssistantMessage) -> int:
 
 
 _CUT_SLACK = 200
+"""A cut is moved by at most this many characters to the end of a line."""
 
 
 def head_and_tail(text: str, chars: int, entry: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.domain.secret_values import holds_secret, secrets_in
+from crow.domain.secret_values import TOKENS, holds_secret, secrets_in
 
 SECRET = {
     "GITHUB_TOKEN": "x1",
@@ -114,3 +114,17 @@ def test_only_texts_that_occur_nowhere_by_chance_are_masked(value: str, secrets:
 def test_any_variable_can_be_judged(name: str, value: str) -> None:
     assert holds_secret(name, value, exists) in (True, False)
     assert all(secret in value for secret in secrets_in(value))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\\n", "\\r\\n"])
+def test_a_private_key_is_found_with_any_line_ends_and_within_json(end: str) -> None:
+    lines = ["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"] * 6
+    text = end.join(["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", "after"])
+    assert TOKENS.sub("", text) == f"-----BEGIN PRIVATE KEY-----{end}-----END PRIVATE KEY-----{end}after"
+
+
+@pytest.mark.parametrize(
+    "token", ["sk_live_0123456789ab", "rk_test_0123456789ab", "gsk_0123456789ab", "xai-0123456789ab"]
+)
+def test_keys_of_services_are_found_by_their_form(token: str) -> None:
+    assert TOKENS.sub("", f"key {token}.") == "key ."

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from crow.domain.entries import NewEntry, Note
-from crow.domain.events import TurnBegan
+from crow.domain.events import TurnBegan, TurnEnded
 from crow.frontend.requester import Requester
 from crow.protocol.frames import RequestError
 from crow.store.postgres import paths
@@ -423,3 +423,26 @@ async def test_a_turn_with_an_entry_that_was_stored_unconfirmed_blocks_no_node(t
             await turn
         assert (await bob.prompt(session, "b"))["stopReason"] == "end_turn"
         assert (await store.session(session)).state == "idle"
+
+
+async def test_the_turn_of_a_node_that_died_before_it_stored_anything_ends_for_clients(
+    tmp_path: Path, database: str
+) -> None:
+    async with nodes(tmp_path, database, ()) as (one, other):
+        ann, bob = await one.client(), await other.client()
+        session = await ann.new()
+        await ann.prompt(session, "/context")
+        store = await one.host.store()
+        row = await store.session(session)
+        await store.take_turn(session, None, leaf=row.leaf, command_id="m")
+        await bob.open("session/load", session)
+        feed = other.host.open[session].clients.feed
+        assert isinstance(feed.last_turn, TurnBegan)
+        connection = await asyncpg.connect(database)
+        owner = await connection.fetchval("SELECT owner FROM crow.sessions WHERE id = $1", session)
+        while (await store.session(session)).state == "running":  # as if the lease of the first node had ended
+            await connection.execute("UPDATE crow.owners SET signed_ms = 0 WHERE owner = $1", owner)
+            await anyio.sleep(0.01)
+        await connection.close()
+        await follows(other, bob, session)
+        assert isinstance(feed.last_turn, TurnEnded)

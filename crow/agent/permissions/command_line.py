@@ -22,7 +22,7 @@ _ONE, _MANY = "\0", "\1"
 _MAX_DEPTH = 12
 _MAX_COMMANDS = 1_000
 _MAX_TRIES = 20
-"""At most this many times, a text is searched for the end of `((`."""
+"""In one text, crow looks for the end of `((` at most this many times."""
 MAX_CHARS = 32_000
 """Crow does not read lines with more characters than this. The commands in such a line are unknown."""
 _MAX_WORDS = 256
@@ -220,7 +220,7 @@ class _LineReader:
         self._read_double("")
 
     def _read_expansion(self, unknown: str) -> None:
-        """Read what begins with a dollar sign or a backquote."""
+        """Read a substitution or a variable, which begins with a dollar sign or a backquote. Its value is `unknown`."""
         text, start = self._text, self._at
         if text[start] == "`":
             inner = _BACKQUOTED.match(text, start)
@@ -308,7 +308,7 @@ class _LineReader:
                     return
                 self._at = word.end()
                 is_odd = "$" in word[1] or "`" in word[1] or ("\\" in word[1] and bool(set(word[1]) & set("'\"")))
-                # with `[` before it, this may be an index that is computed
+                # in `a[1<<E]`, the operator `<<` begins no here-document
                 if is_odd or self._peek(self._at) not in " \t\n;&|<>()" or _MANY in word_before:
                     self._found.is_clear = False
                 mark = re.sub(r"['\"\\]", "", word[1])
@@ -319,8 +319,8 @@ class _LineReader:
         self._drops_word = True
 
     def _skip_here_documents(self) -> None:
-        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it. A text that does
-        not end may be none."""
+        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it. If the end mark
+        is missing, the line is unclear, because it may contain no here-document."""
         waiting, self._here = self._here, []
         for mark, may_indent, is_expanded in waiting:
             body: list[str] = []

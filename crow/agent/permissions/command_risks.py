@@ -75,6 +75,7 @@ _RISKS: Mapping[str, _Risks] = {
     "less": _Risks(letters="kooO", long="lesskey-file log-file LOG-FILE", pattern=r"^\+"),
     "man": _Risks(long="pager html preprocessor", letters="PHpC"),
     "xxd": _Risks(letters="r", pattern=_OUTWARD),
+    "zip": _Risks(long="unzip-command", letters="T", pattern=_OUTWARD),
     "file": _Risks(letters="C"),
     "date": _Risks(letters="s", long="set"),
     "awk": _Risks(
@@ -86,9 +87,9 @@ _RISKS: Mapping[str, _Risks] = {
     "curl": _Risks(
         long="output remote-name remote-name-all config dump-header cookie-jar trace trace-ascii stderr libcurl "
         "etag-save hsts output-dir upload-file data data-binary data-raw data-urlencode form json alt-svc engine "
-        "unix-socket netrc-file",
-        letters="oOKDcTdFJ",
-        pattern=r"%output",
+        "unix-socket netrc-file cookie cert url-query variable",
+        letters="oOKDcTdFJbE",
+        pattern=r"%output|^@|=@|^-[A-Za-z]+@",
     ),
     "wget": _ALWAYS,
     "rsync": _Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
@@ -169,9 +170,7 @@ _RISKS: Mapping[str, _Risks] = {
         ("cp", "mv", "ln", "install", "touch", "mkdir", "rm", "rmdir", "chmod", "chown", "chgrp", "truncate", "tee"),
         _WRITER,
     ),
-    **dict.fromkeys(
-        ("dd", "csplit", "unzip", "zip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), _WRITER
-    ),
+    **dict.fromkeys(("dd", "csplit", "unzip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), _WRITER),
     **dict.fromkeys(("mkfifo", "unlink", "rename", "sponge", "7z", "ar", "cpio"), _WRITER),
     **dict.fromkeys(
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld"),
@@ -207,7 +206,7 @@ _INTERPRETER_SAFE = {
 """Options of interpreters that neither run other code nor write files. Other options may, or their values may look like
 the script."""
 _ALWAYS_SAFE = frozenset(("-v", "-h", "-w", "--version", "--help"))
-"""The same for every interpreter."""
+"""Harmless options of every interpreter."""
 _ALIASES = {
     "gawk": "awk",
     "mawk": "awk",
@@ -226,9 +225,9 @@ _ALIASES = {
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
-    """Return the first word that may make a command run another program or write to another place. If the program runs
-    whatever follows it, that is the first word of all. Return None if there is no such word. The first `fixed` words
-    are not examined, because the user wrote them into the rule."""
+    """Return the first word that may make a command run another program or write to another place, or None if there is
+    no such word. The first `fixed` words are not examined, because the user wrote them into the rule. If the program
+    runs whatever follows it, the first word after them is risky."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -258,8 +257,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def _interpreter_option(words: Words, fixed: int) -> str | None:
-    """Return the first option of an interpreter that may run other code, or a script that is elsewhere. What follows
-    the script or the module is for that script, and harmless here."""
+    """Return the first option of an interpreter that may run other code, or its script if that is a URL. The words
+    after the script or the module are its arguments, so they are not risky."""
     program = program_of(words[0])
     kind = "python" if program.startswith(("python", "pypy")) else program
     safe = _INTERPRETER_SAFE.get(kind, frozenset()) | _ALWAYS_SAFE
@@ -287,7 +286,7 @@ def _git_options(words: Words, fixed: int) -> Iterator[str]:
 
 
 def _sed_scripts(words: Words) -> Iterator[str]:
-    """Yield the words of a sed command that hold a script which may do more than print."""
+    """Yield the words of a sed command that contain a script, if the script may do more than print."""
     is_script_next, has_script = False, False
     for word in words[1:]:
         script = None

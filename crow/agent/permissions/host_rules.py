@@ -50,7 +50,8 @@ def decide_about_host(
 
 
 def siblings_at(call: PlannedCall, host: Host, mode: str, rules: Sequence[PermissionRule]) -> tuple[Host, ...]:
-    """Return the other usual hosts of the same registry that no rule denies. One answer covers them for a command."""
+    """Return the other hosts of the package registry to which `host` belongs, without those that a rule denies. If the
+    user allows a command to reach `host`, it may reach these, too."""
     others = (Host(name, PORTS[-1]) for name in siblings_of(str(host)))
     return tuple(
         other for other in others if not isinstance(decide(NETWORK, _plan_of_host(call, other), mode, rules), Refuse)
@@ -89,7 +90,7 @@ def is_named_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
 
 
 def is_read_only_host(host: Host, rules: Sequence[PermissionRule]) -> bool:
-    """Return whether the host is allowed only as one of the usual registries."""
+    """Return whether only the rule `network(registries)` allows the host. Commands may then only read there."""
     covering = [
         rule
         for rule in rules

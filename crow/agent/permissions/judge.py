@@ -100,7 +100,8 @@ model if the changes are not kept."""
 
 
 def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff], cwd: str) -> PlannedCall:
-    """Return the plan of a command that has run in a layer, for the decision about what it has changed there."""
+    """Return the plan of a command that has run in a layer, with what it has changed there. The user is asked about
+    this plan."""
     shown = tuple(change.path for change in changes.shown)
     silent = {change.path for change in changes.listed if not change.is_same} - set(shown)
     return replace(

@@ -281,7 +281,7 @@ def _names_of(path: str, call: PlannedCall) -> tuple[str, ...]:
 
 
 def _covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
-    """Return whether allow rules for changes cover all files that a command has changed."""
+    """Return whether the allow rules named `shell_changes` cover all files that a command has changed."""
     allowing = [rule for rule in rules if rule.allow and fnmatchcase(KEPT_CHANGES, rule.tool)]
     return all(
         any(rule.argument is None or names_path(rule.argument, _names_of(path, call)) for rule in allowing)
@@ -297,7 +297,7 @@ def common_folder(paths: Sequence[str], cwd: str) -> str:
 
 
 def _together(parts: Sequence[PlannedCall], decisions: Sequence[Decision]) -> Decision:
-    """Return the decision about a call with these parts."""
+    """Return the decision about a call with these parts, from the decisions about each of them."""
     asked, doubtful, reasons = [], None, []
     for part, decision in zip(parts, decisions, strict=True):
         match decision:

@@ -10,7 +10,7 @@ from crow.agent.history.options import set_model
 from crow.agent.history.titles import set_default_title
 from crow.agent.sessions.conversation import Conversation, SessionFollower
 from crow.agent.sessions.pending import PendingPrompt
-from crow.domain.errors import SessionBusy, StoreError
+from crow.domain.errors import CrowError, SessionBusy
 from crow.domain.events import NoticeShown, OptionsChanged
 from crow.store import NODE_KEY, SessionChanges, node_of
 
@@ -50,7 +50,7 @@ class Claims:
                     if not branch.row.model and (name := self._conversation.adapters.default_model()):
                         await set_model(branch, name)
                         row = branch.row
-                    # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
+                    # A command is stored with its answer. A prompt to which servers add content is stored with that.
                     if prompt.command is not None:
                         moved = await branch.claim(None, name=prompt.name, command_id=prompt.message_id)
                     elif prompt.needs_servers:
@@ -59,7 +59,7 @@ class Claims:
                         parts = None if prompt.in_inbox else prompt.parts
                         cut = await self._conversation.cut_for(prompt.parts)
                         moved = await branch.claim(prompt.message_id, parts=parts, cut=cut, name=prompt.name)
-                except StoreError as error:
+                except CrowError as error:
                     if follower is None or not isinstance(error, SessionBusy):
                         if prompt.in_inbox:  # the sender gets an error and can send the prompt again
                             await branch.reject_prompt(prompt.message_id)

@@ -25,7 +25,7 @@ from crow.tools import Workspace
 logger = logging.getLogger(__name__)
 
 _KNOWN_SESSIONS = 200
-"""So many of crow's sessions in a directory are compared with those that could be imported."""
+"""At most this many of crow's sessions in a directory are compared with the sessions that could be imported."""
 
 _OFFER_AFTER_S = 0.5
 """Crow looks for sessions of other tools this many seconds after a session in a new directory was opened."""

@@ -30,7 +30,7 @@ _TRY_AGAIN_S = 1.0
 prompt's turn."""
 
 CATCH_UP_S = 5.0
-"""Whoever waits for entries of other processes waits at most this many seconds."""
+"""A wait for entries of other processes lasts at most this many seconds."""
 _PAUSE_S = 0.5
 """If the store cannot be read, crow tries again after this many seconds."""
 
@@ -52,7 +52,8 @@ class Follower:
         self._turn_number = 0
         """The number of the newest turn of another process whose begin was published."""
         self._message_id: str | None = None
-        """The message id of the prompt whose turn another process runs. None if no such turn runs."""
+        """The message id of the prompt whose turn another process runs. Empty if it is unknown, None if no such turn
+        runs."""
         self._read_to = 0
         """The id of the newest entry that the store has reported."""
         self._seen = 0
@@ -84,11 +85,13 @@ class Follower:
             return
         self._session.runs_elsewhere, self._is_free = True, False
         self._feed.put(TurnBegan(message_id=""))
+        self._message_id = ""
         self._turn_number = tail.entries[-1].turn if tail.entries else 0
-        for entry in tail.entries:
-            if entry.turn != self._turn_number:
-                continue
-            if isinstance(entry.body, User) and self._message_id is None:
+        entries = [entry for entry in tail.entries if entry.turn == self._turn_number]
+        if any(isinstance(entry.body, TurnEnd) for entry in entries):  # the running turn has stored nothing yet
+            entries = []
+        for entry in entries:
+            if isinstance(entry.body, User) and not self._message_id:
                 self._message_id = entry.body.message_id
             self._feed.put(EntryStored(entry=entry))
         if draft is not None:
@@ -180,7 +183,7 @@ class Follower:
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
             for item in self._growth(news.draft):
                 await branch.publish(item)
-        for event in branch.told.missing(branch.row):  # any method of the branch may have read the row
+        for event in branch.told.missing(branch.row):  # other methods of the branch read the row, too
             await branch.publish(event)
         if is_foreign and branch.projection.plan != plan:
             await branch.publish(PlanChanged(plan=branch.projection.plan))
@@ -238,7 +241,7 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
 
 
 def _began(entry: Entry) -> TurnBegan | None:
-    """Return what tells clients that a turn began, if `entry` begins one."""
+    """Return the event for clients that a turn began, or None if `entry` does not begin a turn."""
     match entry.body:
         case User(message_id=message_id):
             return TurnBegan(message_id=message_id, stored=entry)

@@ -19,7 +19,7 @@ from crow.store.prompts import check_same
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Repeat:
-    """The earlier prompt with the same name."""
+    """What a repeated prompt knows of the earlier prompt with the same name."""
 
     queued: PendingPrompt | None = None
     """The earlier prompt, if this process has it in its queue."""
@@ -40,9 +40,9 @@ class PendingPrompt:
     """The first text of the prompt, in which a command may stand."""
     message_id: str
     command: ParsedCommand | None = None
-    """Set if the prompt is a slash command."""
+    """The parsed command if the prompt is a slash command of crow, else None."""
     called: ParsedCommand | None = None
-    """Set if the text may name a prompt of an MCP server."""
+    """The parsed text if it may name a prompt of an MCP server (`/server:prompt`), else None."""
     mentions: tuple[Mention, ...] = ()
     """The resources of servers that the text mentions."""
     metadata: JsonObject = field(default_factory=dict)
@@ -50,7 +50,7 @@ class PendingPrompt:
     name: PromptName | None = None
     """The name that the client gave to the prompt."""
     repeat: Repeat = field(default_factory=Repeat)
-    """What is known of the prompt that this one repeats, if it repeats one."""
+    """What is known of the earlier prompt, if this prompt repeats one."""
     trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
     """The trace context of the request, which the turn uses for its own requests."""
     in_inbox: bool = False

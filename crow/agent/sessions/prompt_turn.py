@@ -1,4 +1,4 @@
-"""The turn of one prompt: how it is claimed, run and ended."""
+"""Claims, runs and ends the turn of one prompt."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class TurnReceipts:
         return await self._store.entries_beyond(self._branch.leaf, self._began, KINDS)
 
     async def _entries_of_subagents(self, own: Sequence[Entry], since: int) -> Sequence[Entry]:
-        """Return what subagents have stored since the end of the turn before."""
+        """Return the entries after the entry `since` that subagents have stored."""
         answers = (entry.body for entry in own if isinstance(entry.body, Assistant))
         if not self._subagents.running and not any(call.name == "task" for answer in answers for call in answer.calls):
             return ()

@@ -26,6 +26,7 @@ from crow.domain.errors import (
     LeafMoved,
     NoSuchSession,
     RepeatedPrompt,
+    TurnError,
 )
 from crow.domain.events import TurnEnded
 from crow.domain.messages import JsonObject, Part, Text
@@ -165,7 +166,8 @@ class Session:
         return prompt.stop
 
     async def _check(self, prompt: PendingPrompt) -> None:
-        """Check a prompt that would change something, or be refused, before the store sees its name.
+        """Check a prompt before anything is stored. A prompt that needs files of another machine is refused. A prompt
+        that would be refused, or that changes the session's metadata, must not repeat a stored prompt.
 
         :raises RepeatedPrompt: the prompt repeats a stored one.
         :raises FilesElsewhere: see `Conversation.files_elsewhere`.
@@ -210,14 +212,14 @@ class Session:
         return True
 
     def withdraw(self, prompt: PendingPrompt) -> None:
-        """End one submitted prompt as `cancelled`. The other prompts stay. If the prompt repeats a queued one, that one
-        ends too."""
+        """End one submitted prompt as `cancelled`. The other prompts stay. If it repeats a queued prompt, the queued
+        prompt ends too."""
         if prompt.repeat.queued is not None and prompt.repeat.queued in self.queue:
             self.withdraw(prompt.repeat.queued)
             return
         if self.queue and self.queue[0] is prompt:
             self._cancel(prompt)
-        else:  # answer the request now; the turn stores the prompt and ends at once
+        else:  # the request is answered now; later, the prompt's turn stores the prompt and ends at once
             prompt.scope.cancel()
             prompt.stop = "cancelled"
             prompt.done.set()
@@ -266,10 +268,16 @@ class Session:
                 self.runner.close()
             await self.workspace.close()
         finally:
-            self.closing = True
             for prompt in tuple(self.queue):
+                prompt.error = self._failure()
                 self.queue.drop(prompt)
+            self.closing = True
             self._ended.set()
+
+    def _failure(self) -> TurnError | None:
+        """Return the error for the prompts of a session whose task fails. Return None if the session was closed."""
+        words = f"Session {self.id} failed; the log says why. Send the prompt again."
+        return None if self.closing else TurnError(words)
 
     async def _wait_for_prompt(self) -> None:
         """Wait for a prompt or for `close`. If the store could not store something before, also try after a few seconds
@@ -297,7 +305,7 @@ class Session:
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
         except BaseException:
-            prompt.stop = "cancelled"
+            prompt.stop, prompt.error = "cancelled", prompt.error or self._failure()
             raise
         finally:
             self._turn = None

@@ -30,8 +30,8 @@ class Toolset:
     That task is a child of the session's task and not of a turn: the tools outlive the turn, so a turn's cancel scope
     must not enclose them.
 
-    The tools are first closed; `run` opens them. If that fails, `_failure` is set until `toolbox` asks for another try.
-    If it succeeds, `_toolbox` is set from then on. `close` ends each of these states.
+    The tools are first closed. `run` makes them open (`_toolbox` is set) or failed (`_failure` is set); if they are
+    failed, the next call of `toolbox` makes `run` try again. `close` ends `run` in each of these states.
     """
 
     def __init__(

@@ -137,9 +137,10 @@ class Speciality:
         return permissions.narrowed(self.mode) if self.mode else permissions
 
     def check_context(self, task: Task) -> None:
-        """Check that the kind may get what the task gives it.
+        """Check that the task gives its subagent only what the kind accepts.
 
-        :raises ~crow.domain.errors.ArgumentError: it may not.
+        :raises ~crow.domain.errors.ArgumentError: the kind does not accept files, or does not accept a summary of the
+            caller's conversation (`state`).
         """
         for given, what in ((task.files, "files"), (task.state, "state")):
             if given and what not in self.context:

@@ -260,7 +260,8 @@ class Subagents:
             return ""
         try:
             return await tools.changes_of(running.branch.row.id)
-        except (ArgumentError, OSError) as error:
+        except Exception as error:  # the answer counts all the same
+            logger.warning("The changes of the subagent %s cannot be shown", running.branch.row.id, exc_info=True)
             return f"[Its changes cannot be shown: {error}.]"
 
     @asynccontextmanager
@@ -307,8 +308,7 @@ class Subagents:
                     f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends"
                 )
             client.branch = branch = await self._branch(task, client, kind)
-            running = RunningTask(branch=branch, kind=kind, is_background=task.background)
-            self.running[branch.row.id] = running
+            self.running[branch.row.id] = running = RunningTask(branch=branch, kind=kind, is_background=task.background)
         return running
 
     async def _branch(self, task: Task, client: Client, kind: Speciality) -> Branch:

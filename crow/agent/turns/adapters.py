@@ -1,4 +1,4 @@
-"""What a session needs from outside, as protocols and values. `crow.app` provides the adapters."""
+"""The store, models, tools and settings that a session gets from outside. `crow.app` provides them."""
 
 from __future__ import annotations
 

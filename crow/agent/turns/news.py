@@ -23,7 +23,7 @@ _REPEATED = (
 
 
 class WaitingNews(Protocol):
-    """What has happened outside of the turn; see :class:`crow.agent.turns.inbox.Inbox`."""
+    """News of work in the background; see :class:`crow.agent.turns.inbox.Inbox`."""
 
     @property
     def has_news(self) -> bool:
@@ -64,7 +64,7 @@ class News:
         return [NewEntry(body=prompt) for prompt in steered]
 
     async def deliver(self) -> None:
-        """Tell the model what the user has added, and what has ended in the background."""
+        """Store the prompts that the user has added, and the news of background work, for the next request."""
         if self._steered:
             stored = await self._branch.store_only([NewEntry(body=prompt) for prompt in self._steered])
             del self._steered[: len(stored)]  # a cancellation while clients are told must not store them again

@@ -179,7 +179,7 @@ class Requests:
         return entry.id, entry.body, plans
 
     async def _note_parts(self) -> None:
-        """Record it if messages are written in another form from now on, because this breaks the cache."""
+        """If messages are sent in another form from now on, store a note, because this breaks the provider's cache."""
         if changed := self._branch.sent_parts.changed(self.model.info):
             await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
 
@@ -235,7 +235,7 @@ class Requests:
         self._branch.store_with_next([request_entry(each, info, sent=self._sent, purpose="answer") for each in new])
 
     def _with_limits(self, sent: SentRequest | None) -> SentRequest | None:
-        """Add to the record of a request what decided about compactions."""
+        """Add the figures that decide about compactions to the record of a request."""
         return sent and replace(sent, limits=self._gauge.recorded())
 
     def _assistant(
@@ -267,7 +267,8 @@ class Requests:
 class Standby:
     """Finds the model that answers for the rest of a turn while the endpoint of the branch's model is down.
 
-    `down` has the names of the models that the user was told are down. All turns of a session share this set.
+    `down` has the names of the models whose endpoints are down, as the user was told. All turns of a session share this
+    set.
     """
 
     def __init__(

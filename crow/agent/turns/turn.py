@@ -80,7 +80,7 @@ class Turn:
         self._steps = steps
         self._steps_taken = 0
         self._pauses = 0
-        """How many answers in a row, up to the newest, the endpoint has paused in."""
+        """The number of answers in a row, ending with the newest, that the endpoint has paused."""
         self._bounded_by = bounded_by
         self._budget = budget
         self._find_late_tools = find_late_tools

@@ -31,7 +31,7 @@ from crow.domain.entries import (
     TurnEnd,
     User,
 )
-from crow.domain.errors import AuthError, CrowError, NetworkError, QuotaExceeded, TurnError
+from crow.domain.errors import AuthError, ConfigError, CrowError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import (
     CallAnnounced,
     CallEnded,
@@ -45,6 +45,7 @@ from crow.domain.events import (
 )
 from crow.domain.messages import AssistantMessage, ToolMessage, Usage, UserMessage
 from crow.domain.tokens import estimate_message
+from crow.llm import ModelInfo
 from crow.store import paths
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import ServerStatus
@@ -317,6 +318,41 @@ async def test_a_missing_key_fails_the_prompt_and_the_prompt_is_stored(tmp_path:
         with pytest.raises(AuthError, match="OPENAI_API_KEY"):
             await run.session.prompt(text("Hi"))
         assert await run.kinds() == ["User", "TurnEnd"]
+
+
+class RemovedModel(ScriptedModel):
+    """A model that the user has removed from the settings, once `is_removed` is set."""
+
+    is_removed = False
+
+    @property
+    def info(self) -> ModelInfo:
+        if self.is_removed:
+            raise ConfigError('There is no model "scripted".')
+        return super().info
+
+
+async def test_a_queued_prompt_that_fails_since_its_model_is_gone_leaves_the_inbox(tmp_path: Path) -> None:
+    first = Say(text=["one"], hold=anyio.Event())
+    model = RemovedModel(first)
+    async with opened(tmp_path, model) as run:
+
+        async def fail() -> None:
+            with pytest.raises(ConfigError):
+                await run.session.prompt(text("x" * 3_000))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.session.prompt, text("begin"))
+            await first.reached.wait()
+            tasks.start_soon(fail)
+            while not await run.store.queued("s1"):
+                pass
+            assert first.hold is not None
+            first.hold.set()
+            while run.session.runner.turn is not None:
+                await anyio.lowlevel.checkpoint()
+            model.is_removed = True
+        assert await run.store.queued("s1") == ()
 
 
 async def test_a_bug_in_a_tool_fails_the_turn_and_not_the_session(tmp_path: Path) -> None:
@@ -700,3 +736,24 @@ async def test_the_first_prompt_of_a_long_session_that_was_never_compacted(
         assert not any(
             isinstance(entry.body, Checkpoint) and entry.body.method == "unread" for entry in await run.log()
         )
+
+
+async def test_prompts_of_a_session_that_fails_are_answered_with_an_error(tmp_path: Path) -> None:
+    say = Say(text=["shown"], hold=anyio.Event())
+    answers: list[asyncio.Task[str]] = []
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def run_until_failure() -> None:
+        async with opened(tmp_path, ScriptedModel(say)) as run:
+            answers.extend(asyncio.create_task(run.session.prompt(text(words))) for words in ("first", "second"))
+            await say.reached.wait()
+            run.session.runner.tasks.start_soon(fail)
+            await anyio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup):
+        await run_until_failure()
+    for answer in answers:
+        with pytest.raises(TurnError, match="Session s1 failed"):
+            await answer

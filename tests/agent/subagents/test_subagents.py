@@ -17,16 +17,17 @@ from crow.agent.hooks import Hooks
 from crow.agent.permissions.rules import user_rules
 from crow.agent.sessions.session import Session
 from crow.agent.turns.adapters import Adapters, SessionSettings
-from crow.domain.entries import Assistant, Checkpoint, Command, File, Skill, ToolResult, TurnEnd
+from crow.domain.entries import Assistant, Checkpoint, Command, Custom, File, Skill, ToolResult, TurnEnd
 from crow.domain.errors import StoreUnavailable
 from crow.domain.events import CallAnnounced, CallProgressed, SubagentChanged
 from crow.domain.messages import SystemMessage, Text, ToolMessage, Usage, UserMessage
 from crow.llm import ModelInfo, Request
 from crow.store import NewSession, SessionChanges
 from crow.store.sqlite.store import SqliteStore
+from crow.tools import Task
 from crow.tools.mcp.client import ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
-from tests.agent.harness import NoteTaker, text
+from tests.agent.harness import NoteTaker, Tools, text
 from tests.support.scripted_model import Say, ScriptedStream, call
 
 NOTHING = Usage(input_tokens=0, output_tokens=0)
@@ -434,3 +435,32 @@ async def test_a_task_that_is_cancelled_before_it_begins_ends_as_cancelled(tmp_p
         assert run.session.runner.cancel_subagent(*run.session.runner.subagents)
     (result,) = run.client.stored(ToolResult)
     assert "[the task ended early: cancelled]" in result.text
+
+
+class OutOfThreads(Tools):
+    """A toolbox whose layers cannot be read, because the system gives no more threads."""
+
+    @asynccontextmanager
+    async def isolated(self, task_id: str) -> AsyncIterator[Tools]:
+        yield self
+
+    async def changes_of(self, task_id: str) -> str:
+        raise RuntimeError("can't start new thread")
+
+
+async def test_changes_that_cannot_be_read_end_neither_the_session_nor_the_answer(tmp_path: Path) -> None:
+    model = Casting(Work=[Say(text=["done"])], Begin=[Say(text=["ok"]), Say(text=["I see"])])
+    async with running(tmp_path, model) as run:
+        await run.session.prompt(text("Begin"))
+        tools, runner = OutOfThreads({}), run.session.runner.get()
+
+        async def ignore(_: str) -> None: ...
+
+        work = Task(title="Look", prompt="Work", background=True, isolated=True)
+        await runner.subagents.delegate("call_1_0", work, tools, ignore)
+        while not runner.inbox.has_news and not run.session.closing:
+            await anyio.lowlevel.checkpoint()
+        assert await run.session.prompt(text("Go on")) == "end_turn"
+        told = [body.text for body in await run.bodies("s1") if isinstance(body, Custom)]
+        assert "done" in told[0]
+        assert "Its changes cannot be shown" in told[0]
