@@ -56,6 +56,8 @@ from crow.tools.layers.states import (
 _KEPT_S = 7 * 86_400
 _NOTED_S = 365 * 86_400
 """How long it is known that a change set was taken back."""
+_CLOCK_NS = 20_000_000
+"""The times of files may be so much behind the clock."""
 _MAX_FLUSHED = 4
 """More files than these are written to the disk by one call for the whole file system."""
 
@@ -216,8 +218,8 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     finally:
         os.close(change_set.lock)
     if layer is not None:
-        now = time.time_ns()
-        layer.kept.update({each.name: now for each in change_set.operations if not each.is_meta})
+        times = (int(change_set.id.partition("-")[0]) - _CLOCK_NS, time.time_ns())
+        layer.kept.update({each.name: times for each in change_set.operations if not each.is_meta})
 
 
 def _is_as_expected(operation: Operation, parents: Parents) -> bool:
