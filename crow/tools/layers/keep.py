@@ -389,9 +389,15 @@ def recover(place: Place) -> tuple[Recovered, ...]:
             if not is_free:
                 continue
             if read_state(directory) == "applying":
-                found.append(_recover_set(directory))
+                try:
+                    change_set = read_set(directory)
+                except (OSError, ValueError) as error:
+                    paths, problem = (str(directory),), str(error)
+                    found.append(Recovered(id=directory.name, about={}, is_kept=False, paths=paths, problem=problem))
+                    continue
+                found.append(_recover_set(change_set))
                 if found[-1].problem:
-                    needed += [each.source for each in read_set(directory).operations]
+                    needed += [each.source for each in change_set.operations]
             elif read_state(directory) == "taken back":
                 discard(directory)
             elif read_state(directory) == "kept":
@@ -437,8 +443,7 @@ def _remove_unused(directory: Path) -> None:
             discard(directory)
 
 
-def _recover_set(directory: Path) -> Recovered:
-    change_set = read_set(directory)
+def _recover_set(change_set: ChangeSet) -> Recovered:
     paths = tuple(each.name for each in change_set.operations if not each.is_meta)
     made = Recovered(id=change_set.id, about=change_set.about, is_kept=True, paths=paths)
     try:

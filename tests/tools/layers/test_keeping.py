@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from crow.domain.protected_names import ProtectedNames
-from crow.tools.layers import Changes, LookRules, Place, apply, invert, keep, look, prepare, recover
+from crow.tools.layers import Changes, Layer, LookRules, Place, apply, invert, keep, look, prepare, recover
 from crow.tools.layers.changes import is_untouched
 from crow.tools.layers.place import discard
 from crow.tools.layers.rules import rules_for
+from crow.tools.layers.session import Layers
 from crow.tools.layers.sets import write_state
 from crow.tools.protection import ProtectedPaths
 from tests.tools.layers.trees import (
@@ -108,6 +109,26 @@ def test_a_change_set_that_cannot_be_completed_keeps_the_layer_with_its_new_file
     world.layer.drop()
 
 
+def test_a_damaged_change_set_is_named_and_the_others_are_completed(world: World) -> None:
+    def begin(line: str) -> Path:
+        world.reopen()
+        made = prepare(world.place, world.layer, changes_of(world.layer, world.root, line))
+        write_state(made.directory, "applying")
+        os.close(made.lock)
+        return made.directory
+
+    damaged = begin("echo > one")
+    world.layer.drop()
+    world.layer = world.place.open([world.root])
+    begin("echo > two")
+    (damaged / "manifest").write_text("{")
+
+    found = recover(world.place)
+    assert [(each.is_kept, bool(each.problem)) for each in found] == [(False, True), (True, False)]
+    assert found[0].paths == (str(damaged),)
+    assert (world.root / "two").exists()
+
+
 def test_a_workspace_on_another_mount_of_the_same_file_system_is_kept_and_undone(tmp_path: Path) -> None:
     world = World(tmp_path)
     uid, gid = os.getuid(), os.getgid()
@@ -130,6 +151,17 @@ def test_a_workspace_on_another_mount_of_the_same_file_system_is_kept_and_undone
     made = in_child(keep_and_undo)
     assert made == ["a", "build", "n", "other", "|", "a", "build", "one", "other", "src"]
     assert (world.root / "a").read_text() == "a\n"
+
+
+async def test_a_workspace_that_was_removed_is_named_as_the_reason_why_nothing_is_kept(world: World) -> None:
+    async def open_layer() -> Layer | None:
+        return world.layer
+
+    layers = Layers(world.place, open_layer, lambda _: LookRules())
+    in_layer(world.layer, world.root, "echo > new")
+    discard(world.root)
+    found = await layers.look(world.layer)
+    assert (found.problem, found.operations) == (f"{world.root}: No such file or directory", [])
 
 
 def test_a_directory_that_its_owner_may_not_read_is_kept_and_undone() -> None:
