@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -222,6 +222,21 @@ class _Look:
                 self._put(path, name, above, below, before, ignored)
             else:
                 self._put(path, name, above, below, before, ignored, status)
+        if self._layer.kept:
+            self._find_removed_again(names, below, prefix, is_ignored=is_ignored)
+
+    def _find_removed_again(self, names: Sequence[str], below: int, prefix: str, *, is_ignored: bool) -> None:
+        """Add what commands have removed after it was kept. `names` are those that the layer has in a directory. There
+        is no whiteout for the others, because the workspace did not have them when the layer was mounted."""
+        with os.scandir(below) as entries:
+            found = sorted({entry.name for entry in entries}.difference(names))
+        for name in found:
+            path, walked = f"{prefix}{name}", Walked()
+            if self._layer.copied_since(f"{self._root}/{path}"):
+                state_of(name, below, walked=walked)
+                if walked.newest_ns <= self._layer.unchanged_since(f"{self._root}/{path}"):
+                    status = os.lstat(name, dir_fd=below)
+                    self._removed(path, name, below, is_ignored or self._is_ignored(path, status, status))
 
     def _count(self) -> None:
         self._entries += 1
@@ -233,7 +248,8 @@ class _Look:
         return self._rules.is_ignored(f"{self._root}/{path}", is_directory)
 
     def _removed(self, path: str, name: str, below: int, is_ignored: bool) -> None:
-        if f"{self._root}/{path}" in self._layer.kept:  # removed by an earlier look, and then created by somebody else
+        kept = self._layer.kept.get(f"{self._root}/{path}")
+        if kept is not None and kept.is_removed:  # somebody else has created it since
             return
         walked = Walked()
         before = state_of(name, below, walked=walked)

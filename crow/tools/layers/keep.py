@@ -28,7 +28,7 @@ from pathlib import Path
 
 from crow.tools.layers.changes import Changes, Operation
 from crow.tools.layers.moves import Conflict, Movers, Parents, image_path, move, move_back
-from crow.tools.layers.place import Layer, Place, discard, is_unfinished, ownerless
+from crow.tools.layers.place import Kept, Layer, Place, discard, is_unfinished, ownerless
 from crow.tools.layers.sets import (
     ChangeSet,
     directory_of,
@@ -218,8 +218,10 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     finally:
         os.close(change_set.lock)
     if layer is not None:
-        times = (int(change_set.id.partition("-")[0]) - _CLOCK_NS, time.time_ns())
-        layer.kept.update({each.name: times for each in change_set.operations if not each.is_meta})
+        begun, now = int(change_set.id.partition("-")[0]) - _CLOCK_NS, time.time_ns()
+        for each in change_set.operations:
+            if not each.is_meta:
+                layer.kept[each.name] = Kept(copied_ns=begun, moved_ns=now, is_removed=each.after == ABSENT)
 
 
 def _is_as_expected(operation: Operation, parents: Parents) -> bool:

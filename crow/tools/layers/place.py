@@ -35,6 +35,18 @@ class Overlay:
     """The state of `upper` when it was made. None if a subagent's layer was opened again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How a path was kept while commands in its layer still ran. Times are in ns since the epoch."""
+
+    copied_ns: int
+    """When the copy of the layer's version began."""
+    moved_ns: int
+    """When the workspace had this version."""
+    is_removed: bool
+    """The path was removed from the workspace."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
     """A layer over the trees of a workspace. `drop` must be called at the end."""
@@ -47,22 +59,21 @@ class Layer:
     too, that is a conflict."""
     lock: int
     """An open file. Its lock says that a living process owns the layer."""
-    kept: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The absolute paths that were copied into the workspace while commands in the layer still ran, each with when the
-    copy began and when it was in the workspace, in ns since the epoch."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    """The absolute paths that were changed in the workspace while commands in the layer still ran."""
 
     def unchanged_since(self, path: str) -> int:
         """Return the time, in ns since the epoch, after which a change of the workspace's file at an absolute path is
         somebody else's: when the layer was opened, or when crow last moved this file into the workspace."""
-        return max([self.since_ns, *(kept_ns for _, kept_ns in self._kept_around(path))])
+        return max([self.since_ns, *(kept.moved_ns for kept in self._kept_around(path))])
 
     def copied_since(self, path: str) -> int:
         """Return when the last copy of an absolute path for the workspace began, in ns since the epoch; 0 if it was
         never kept."""
-        return max((copied_ns for copied_ns, _ in self._kept_around(path)), default=0)
+        return max((kept.copied_ns for kept in self._kept_around(path)), default=0)
 
-    def _kept_around(self, path: str) -> Iterator[tuple[int, int]]:
-        """Yield the times at which a path, or a directory around it, was kept."""
+    def _kept_around(self, path: str) -> Iterator[Kept]:
+        """Yield what was kept of a path and of the directories around it."""
         while path not in ("", os.sep) and self.kept:
             if path in self.kept:
                 yield self.kept[path]

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -243,3 +244,31 @@ def test_rights_that_somebody_else_gave_a_directory_meanwhile_are_not_taken_back
     in_layer(world.layer, world.root, "echo > src/other")
     (world.root / "src").chmod(0o700)
     assert look(world.layer).conflicts == [f"{world.root}/src"]
+
+
+def test_what_a_running_command_removes_after_it_was_kept_is_removed(world: World) -> None:
+    (begun, begin), (told, tell) = os.pipe(), os.pipe()
+
+    def work() -> None:
+        os.write(begin, b"1")
+        os.read(told, 1)
+        subprocess.run(["sh", "-c", "rm a x d/y; echo 2 > later"], check=True)
+
+    pid = os.fork()
+    if pid == 0:
+        in_layer(world.layer, world.root, "echo 1 > a; echo 1 > x; mkdir d; echo 1 > d/y; echo 1 > d/z", work)
+        os._exit(0)
+    os.read(begun, 1)
+    apply(prepare(world.place, world.layer, look(world.layer, is_live=True)), world.layer)
+    assert (world.root / "a").read_text() == "1\n"
+    (world.root / "d" / "mine").write_text("somebody else's\n")
+    os.write(tell, b"1")
+    assert os.waitpid(pid, 0)[1] == 0
+
+    changes = look(world.layer)
+    assert sorted((each.action, each.path) for each in changes.listed) == [
+        ("created", f"{world.root}/later"),
+        *(("deleted", f"{world.root}/{name}") for name in ("a", "d/y", "x")),
+    ]
+    apply(prepare(world.place, world.layer, changes))
+    assert sorted(world.picture()) == [".", "build", "d", "d/mine", "d/z", "later", "src", "src/b"]
