@@ -145,7 +145,10 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
 
 
 def is_untouched(layer: Layer) -> bool:
-    """Return whether commands have changed nothing in a layer, judged by its top directories."""
+    """Return whether commands have changed nothing in a layer, judged by its top directories. If something was kept
+    before, return False: commands may have removed it again."""
+    if layer.kept:
+        return False
     for overlay in layer.overlays:
         if os.listdir(overlay.upper) or not _has_rights_of(
             overlay.made, meta_of(os.lstat(overlay.upper), xattrs_of(str(overlay.upper)))

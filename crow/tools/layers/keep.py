@@ -91,7 +91,7 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
             if operation.source and (changes.is_live or operation.root in elsewhere):
                 base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
                 staged = _stage(operation, base, number, (upper, operation.path))
-                # a running program may have changed it since it was shown; the next look finds it
+                # a running program may have changed the file since the look; then the next look finds it
                 if staged is not None and staged.after.matches(operation.after):
                     operations.append(staged)
             else:

@@ -36,7 +36,7 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class TooLargeError(OSError):
-    """A tree has too many entries, or is nested too deeply."""
+    """A tree has too many entries, or is nested too deeply. Callers treat it like a tree that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -265,6 +265,7 @@ def test_what_a_running_command_removes_after_it_was_kept_is_removed(world: Worl
     os.write(tell, b"1")
     assert os.waitpid(pid, 0)[1] == 0
 
+    assert not is_untouched(world.layer)
     changes = look(world.layer)
     assert sorted((each.action, each.path) for each in changes.listed) == [
         ("created", f"{world.root}/later"),
