@@ -49,11 +49,11 @@ class _OpenMessage:
     text: list[str] = field(default_factory=list)
     """The pieces of its text."""
     text_chars: int = 0
-    """Their length."""
+    """The length of the text in characters."""
     thought: list[str] = field(default_factory=list)
     """The pieces of its thought."""
     thought_chars: int = 0
-    """Their length."""
+    """The length of the thought in characters."""
 
 
 class Feed:

@@ -51,7 +51,7 @@ class CommandContext:
     instructions: Callable[[], Sequence[InstructionSource]]
     """Returns the instruction files that `compactor` has read."""
     links: PageLinks | None
-    """See `Adapters`."""
+    """Makes links to pages of sessions. None if sessions cannot be shared as pages here."""
     user_instructions: Path | None
     """The path of the user's own instruction file."""
     follow_up: FollowUp | None = None

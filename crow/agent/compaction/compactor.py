@@ -66,7 +66,7 @@ class Compactor:
         self._writer = CheckpointWriter(gauge, helpers)
         """Makes the checkpoints that this class stores and announces."""
         self._passes: list[int] = []
-        """For each pass of this turn, how many answers had come to the branch before."""
+        """For each pass of this turn, the value of `Branch.answers` when it ended."""
         self.prepared: PreparedCheckpoint | None = None
         """If set, this checkpoint is used before the first request of the turn, provided that it still fits the
         branch."""

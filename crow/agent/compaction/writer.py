@@ -53,7 +53,7 @@ class Helpers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass in progress."""
+    """One compaction in progress, which is called a pass."""
 
     reason: Reason
     wish: CompactionWish

@@ -43,7 +43,7 @@ class _Pending:
     end: tuple[NewEntry, ...] = ()
     """The entries that end the turn."""
     requests: tuple[NewEntry, ...] = ()
-    """Request entries that are stored with the next entries."""
+    """Entries about requests to models (`ModelRequest`), which are stored together with the next other entries."""
     rejected: list[tuple[str, bool]] = field(default_factory=list)
     """The message ids of prompts to remove from the inbox, and whether each was cancelled."""
     tried_at: float = 0.0

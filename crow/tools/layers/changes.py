@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crow.tools.layers.place import Layer, Overlay
@@ -22,6 +22,7 @@ from crow.tools.layers.states import (
     has_xattr,
     is_whiteout,
     kind_of,
+    meta_of,
     opened,
     proc_path,
     same_content,
@@ -144,20 +145,26 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
 
 
 def is_untouched(layer: Layer) -> bool:
-    """Return whether commands have changed nothing in a layer, judged by its top directories."""
+    """Return whether commands have changed nothing in a layer, judged by its top directories. If something was kept
+    before, return False: commands may have removed it again."""
+    if layer.kept:
+        return False
     for overlay in layer.overlays:
-        own, before = os.lstat(overlay.upper), os.lstat(overlay.root)
-        if own.st_mode != before.st_mode or os.listdir(overlay.upper):
-            return False
-        if xattrs_of(str(overlay.upper)) != xattrs_of(str(overlay.root)):
+        if os.listdir(overlay.upper) or not _has_rights_of(
+            overlay.made, meta_of(os.lstat(overlay.upper), xattrs_of(str(overlay.upper)))
+        ):
             return False
     return True
 
 
 def _is_time(operation: Operation) -> bool:
     """Return whether nothing but the time of a directory has changed."""
-    same = (operation.before.mode, operation.before.xattrs) == (operation.after.mode, operation.after.xattrs)
-    return operation.is_meta and same
+    return operation.is_meta and _has_rights_of(operation.before, operation.after)
+
+
+def _has_rights_of(one: State | None, other: State) -> bool:
+    """Return whether two directories have the same mode and attributes. False if there is only one."""
+    return one is not None and (one.mode, one.xattrs) == (other.mode, other.xattrs)
 
 
 class _Look:
@@ -218,6 +225,21 @@ class _Look:
                 self._put(path, name, above, below, before, ignored)
             else:
                 self._put(path, name, above, below, before, ignored, status)
+        if self._layer.kept:
+            self._find_removed_again(names, below, prefix, is_ignored=is_ignored)
+
+    def _find_removed_again(self, names: Sequence[str], below: int, prefix: str, *, is_ignored: bool) -> None:
+        """Add what commands have removed after it was kept. `names` are those that the layer has in a directory. There
+        is no whiteout for the others, because the workspace did not have them when the layer was mounted."""
+        with os.scandir(below) as entries:
+            found = sorted({entry.name for entry in entries}.difference(names))
+        for name in found:
+            path, walked = f"{prefix}{name}", Walked()
+            if self._layer.copied_since(f"{self._root}/{path}"):
+                state_of(name, below, walked=walked)
+                if walked.newest_ns <= self._layer.unchanged_since(f"{self._root}/{path}"):
+                    status = os.lstat(name, dir_fd=below)
+                    self._removed(path, name, below, is_ignored or self._is_ignored(path, status, status))
 
     def _count(self) -> None:
         self._entries += 1
@@ -229,7 +251,8 @@ class _Look:
         return self._rules.is_ignored(f"{self._root}/{path}", is_directory)
 
     def _removed(self, path: str, name: str, below: int, is_ignored: bool) -> None:
-        if f"{self._root}/{path}" in self._layer.kept:  # removed by an earlier look, and then created by somebody else
+        kept = self._layer.kept.get(f"{self._root}/{path}")
+        if kept is not None and kept.is_removed:  # somebody else has created it since
             return
         walked = Walked()
         before = state_of(name, below, walked=walked)
@@ -255,6 +278,8 @@ class _Look:
             self._drop(path)
             if before is not None:
                 self._removed(path, name, below, is_ignored)
+            return
+        if before is None and self._was_kept(path, name, above, status):
             return
         walked = Walked()
         old = ABSENT if before is None else state_with(before, name, below, walked=walked)
@@ -289,6 +314,16 @@ class _Look:
                 is_ignored=is_ignored,
             )
         )
+
+    def _was_kept(self, path: str, name: str, above: int, status: os.stat_result) -> bool:
+        """Return whether a file or directory of the layer was kept while commands ran, and was not changed since. If
+        the workspace does not have it, somebody else has removed it."""
+        copied_ns = self._layer.copied_since(f"{self._root}/{path}")
+        if not copied_ns:
+            return False
+        walked = Walked()
+        state_with(status, name, above, walked=walked)
+        return walked.newest_ns < copied_ns
 
     def _is_same_file(self, name: str, above: int, below: int, status: os.stat_result, before: os.stat_result) -> bool:
         """Return whether a file was only opened for writing, and not changed."""
@@ -335,7 +370,7 @@ class _Look:
         if _is_git_index(path):
             self._late_indexes.append(path)
         elif not is_ignored:
-            self._changes.conflicts.append(f"{self._root}/{path}")
+            self._changes.conflicts.append(f"{self._root}/{path}" if path else self._root)
 
     def _check_indexes(self) -> None:
         """If somebody else changed git's index, it is a conflict only if the layer has other changes of git."""
@@ -387,25 +422,24 @@ class _Look:
         return os.path.relpath(os.readlink(proc_path(directory)), self._overlay.upper)
 
     def _meta(self, above: int, below: int, path: str, own: os.stat_result, before: os.stat_result) -> None:
-        """Add what has changed of a directory itself. Its time counts only if something in it has changed."""
-        xattrs = xattrs_of(above)
-        is_changed = stat.S_IMODE(own.st_mode) != stat.S_IMODE(before.st_mode) or xattrs != xattrs_of(below)
+        """Add what has changed of a directory itself. Its time counts only if something in it has changed. If the mode
+        or the attributes differ and somebody else has changed the directory, too, nobody knows who has set them."""
+        old, new = meta_of(before, xattrs_of(below)), meta_of(own, xattrs_of(above))
+        if not path and _has_rights_of(self._overlay.made, new):
+            new = replace(new, mode=old.mode, xattrs=old.xattrs)  # no command has changed these
+        is_changed = not _has_rights_of(old, new)
         prefix = f"{path}/" if path else ""
         last = self._changes.operations[-1] if self._changes.operations else None
         has_changes = last is not None and last.root == self._root and last.path.startswith(prefix)
         if not is_changed and not has_changes and own.st_mtime_ns == before.st_mtime_ns:
             return
+        has_kept = self._changes.is_live or bool(self._layer.kept)  # then crow itself may have changed the directory
+        if is_changed and not has_kept and before.st_ctime_ns > self._layer.since_ns:
+            self._conflict(path, is_ignored=False)
+            return
         if is_changed:
             self._list("changed", path, own, False, "", above, is_same=False)
-        self._changes.operations.append(
-            Operation(
-                root=self._root,
-                path=path,
-                before=meta_of(before, xattrs_of(below)),
-                after=meta_of(own, xattrs),
-                is_meta=True,
-            )
-        )
+        self._changes.operations.append(Operation(root=self._root, path=path, before=old, after=new, is_meta=True))
 
     def _add(self, operation: Operation) -> None:
         self._changes.operations.append(operation)
@@ -493,15 +527,3 @@ def _plain_mode(path: str, status: os.stat_result) -> os.stat_result:
 def _is_git_index(path: str) -> bool:
     """Return whether this is git's index, in which git notes the times of files whenever it looks at them."""
     return path == ".git/index" or path.endswith("/.git/index")
-
-
-def meta_of(status: os.stat_result, xattrs: tuple[tuple[str, str], ...]) -> State:
-    """Return the state of a directory without its entries."""
-    return State(
-        kind="directory",
-        mode=stat.S_IMODE(status.st_mode),
-        mtime_ns=status.st_mtime_ns,
-        uid=status.st_uid,
-        gid=status.st_gid,
-        xattrs=xattrs,
-    )

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crow.tools.layers.changes import meta_of
 from crow.tools.layers.place import Layer, Overlay, Place, discard, make_upper, new_id
 from crow.tools.layers.sets import directory_of, read_state, read_state_of, state_data
 from crow.tools.layers.states import (
@@ -31,6 +30,7 @@ from crow.tools.layers.states import (
     copy_file,
     has_xattr,
     is_whiteout,
+    meta_of,
     opened,
     state_of,
     status_of,

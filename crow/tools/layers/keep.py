@@ -28,7 +28,7 @@ from pathlib import Path
 
 from crow.tools.layers.changes import Changes, Operation
 from crow.tools.layers.moves import Conflict, Movers, Parents, image_path, move, move_back
-from crow.tools.layers.place import Layer, Place, discard, is_unfinished, ownerless
+from crow.tools.layers.place import Kept, Layer, Place, discard, is_unfinished, ownerless
 from crow.tools.layers.sets import (
     ChangeSet,
     directory_of,
@@ -56,6 +56,8 @@ from crow.tools.layers.states import (
 _KEPT_S = 7 * 86_400
 _NOTED_S = 365 * 86_400
 """How long it is known that a change set was taken back."""
+_CLOCK_NS = 20_000_000
+"""The times of files may be so much behind the clock."""
 _MAX_FLUSHED = 4
 """More files than these are written to the disk by one call for the whole file system."""
 
@@ -89,7 +91,7 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
             if operation.source and (changes.is_live or operation.root in elsewhere):
                 base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
                 staged = _stage(operation, base, number, (upper, operation.path))
-                # a running program may have changed it since it was shown; the next look finds it
+                # a running program may have changed the file since the look; then the next look finds it
                 if staged is not None and staged.after.matches(operation.after):
                     operations.append(staged)
             else:
@@ -216,8 +218,10 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     finally:
         os.close(change_set.lock)
     if layer is not None:
-        now = time.time_ns()
-        layer.kept.update({each.name: now for each in change_set.operations if not each.is_meta})
+        begun, now = int(change_set.id.partition("-")[0]) - _CLOCK_NS, time.time_ns()
+        for each in change_set.operations:
+            if not each.is_meta:
+                layer.kept[each.name] = Kept(copied_ns=begun, moved_ns=now, is_removed=each.after == ABSENT)
 
 
 def _is_as_expected(operation: Operation, parents: Parents) -> bool:
@@ -387,9 +391,15 @@ def recover(place: Place) -> tuple[Recovered, ...]:
             if not is_free:
                 continue
             if read_state(directory) == "applying":
-                found.append(_recover_set(directory))
+                try:
+                    change_set = read_set(directory)
+                except (OSError, ValueError) as error:
+                    paths, problem = (str(directory),), str(error)
+                    found.append(Recovered(id=directory.name, about={}, is_kept=False, paths=paths, problem=problem))
+                    continue
+                found.append(_recover_set(change_set))
                 if found[-1].problem:
-                    needed += [each.source for each in read_set(directory).operations]
+                    needed += [each.source for each in change_set.operations]
             elif read_state(directory) == "taken back":
                 discard(directory)
             elif read_state(directory) == "kept":
@@ -435,8 +445,7 @@ def _remove_unused(directory: Path) -> None:
             discard(directory)
 
 
-def _recover_set(directory: Path) -> Recovered:
-    change_set = read_set(directory)
+def _recover_set(change_set: ChangeSet) -> Recovered:
     paths = tuple(each.name for each in change_set.operations if not each.is_meta)
     made = Recovered(id=change_set.id, about=change_set.about, is_kept=True, paths=paths)
     try:

@@ -202,8 +202,8 @@ def _is_top_expected(expected: State, status: os.stat_result | None) -> bool:
 
 @contextmanager
 def _movable(state: State, name: str, parent: int) -> Iterator[None]:
-    """Make a directory movable: its owner must be allowed to write to it. Its mode is the same afterwards. `state` is
-    what is expected there."""
+    """Let the owner of a directory write to it for the time of the block, because the kernel moves no other directory.
+    Do nothing if `state`, which is the state expected at the path, is not that of a directory."""
     if state.kind != "directory":
         yield
         return

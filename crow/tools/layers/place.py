@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crow.tools.layers.states import has_xattr, is_whiteout
+from crow.tools.layers.states import State, has_xattr, is_whiteout, meta_of, xattrs_of
 
 if sys.platform != "win32":
     import fcntl
@@ -31,6 +31,20 @@ class Overlay:
     """Holds what commands have written."""
     work: Path
     """For the kernel's own use. `Layer.renew` makes it."""
+    made: State | None = None
+    """The state of `upper` when it was made. None if a subagent's layer was opened again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How a path was kept while commands in its layer still ran. Times are in ns since the epoch."""
+
+    copied_ns: int
+    """When the copy of the layer's version began."""
+    moved_ns: int
+    """When the workspace had this version."""
+    is_removed: bool
+    """The path was removed from the workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,17 +59,25 @@ class Layer:
     too, that is a conflict."""
     lock: int
     """An open file. Its lock says that a living process owns the layer."""
-    kept: dict[str, int] = field(default_factory=dict)
-    """The absolute paths that were moved into the workspace while commands in the layer still ran, and when (in ns)."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    """The absolute paths that were changed in the workspace while commands in the layer still ran."""
 
     def unchanged_since(self, path: str) -> int:
         """Return the time, in ns since the epoch, after which a change of the workspace's file at an absolute path is
         somebody else's: when the layer was opened, or when crow last moved this file into the workspace."""
-        times = [self.since_ns]
+        return max([self.since_ns, *(kept.moved_ns for kept in self._kept_around(path))])
+
+    def copied_since(self, path: str) -> int:
+        """Return when the last copy of an absolute path for the workspace began, in ns since the epoch; 0 if it was
+        never kept."""
+        return max((kept.copied_ns for kept in self._kept_around(path)), default=0)
+
+    def _kept_around(self, path: str) -> Iterator[Kept]:
+        """Yield what was kept of a path and of the directories around it."""
         while path not in ("", os.sep) and self.kept:
-            times.append(self.kept.get(path, 0))
+            if path in self.kept:
+                yield self.kept[path]
             path = os.path.dirname(path)
-        return max(times)
 
     def renew(self) -> tuple[Overlay, ...]:
         """Return the overlays with new work directories, because each mount needs one of its own."""
@@ -63,7 +85,7 @@ class Layer:
         for overlay in self.overlays:
             work = overlay.work.with_name(f"{overlay.work.name}-{number}")
             work.mkdir()
-            overlays.append(Overlay(overlay.root, overlay.upper, work))
+            overlays.append(replace(overlay, work=work))
         return tuple(overlays)
 
     def locate(self, path: Path) -> Path | None:
@@ -137,8 +159,7 @@ class Place:
         try:
             for number, root in enumerate(roots):
                 upper, work = directory / f"{number}-upper", directory / f"{number}-work"
-                make_upper(upper, root)
-                overlays.append(Overlay(root, upper, work))
+                overlays.append(Overlay(root, upper, work, make_upper(upper, root)))
         except BaseException:
             os.close(lock)
             discard(directory)
@@ -148,14 +169,19 @@ class Place:
         )
 
 
-def make_upper(upper: Path, root: Path) -> None:
-    """Make the directory whose owner, mode and time the root has in the layer."""
+def make_upper(upper: Path, root: Path) -> State:
+    """Make the directory whose owner, mode, time and attributes the root has in the layer. Return its state: not every
+    file system can store the attributes of the root."""
     upper.mkdir()
     status = root.stat()
     with suppress(OSError):
         os.chown(upper, status.st_uid, status.st_gid)
+    for name, value in xattrs_of(str(root)):
+        with suppress(OSError):
+            os.setxattr(upper, name, bytes.fromhex(value))
     upper.chmod(stat.S_IMODE(status.st_mode))
     os.utime(upper, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return meta_of(upper.stat(), xattrs_of(str(upper)))
 
 
 def new_id() -> str:

@@ -46,7 +46,8 @@ def rules_for(
 
     @lru_cache(maxsize=64)
     def folded(folder: str) -> tuple[tuple[str, ...], bool]:
-        """Return the parts of a folder, and whether only the names of files in it can be protected."""
+        """Return the parts of a folder, folded, and whether a file in it is protected by its name alone: neither the
+        folder nor one around it is protected or belongs to git."""
         parts = tuple(map(_fold, Path(folder).parts))
         if len(parts) > _MAX_RECURSION or folder == os.sep or not special.isdisjoint(parts):
             return parts, False

@@ -65,12 +65,17 @@ class Layers:
         return layer
 
     async def look(self, layer: Layer, *, is_live: bool = False) -> Changes:
-        """Return what commands have changed in a layer. The commands must have ended, unless `is_live`."""
+        """Return what commands have changed in a layer. The commands must have ended, unless `is_live`. If the layer or
+        the workspace cannot be read, for example because the workspace was removed, the changes have a `problem`."""
 
         def find() -> Changes:
-            # most commands change nothing, and to find the rules takes longer than to look
-            rules = LookRules() if is_untouched(layer) else self._rules_for(layer)
-            return look(layer, rules, is_live=is_live)
+            try:
+                # most commands change nothing, and to find the rules takes longer than to look
+                rules = LookRules() if is_untouched(layer) else self._rules_for(layer)
+                return look(layer, rules, is_live=is_live)
+            except OSError as error:
+                path = f"{error.filename}: " if isinstance(error.filename, str) else ""
+                return Changes(layer=layer.id, problem=f"{path}{error.strerror or error}")
 
         return await anyio.to_thread.run_sync(find)
 

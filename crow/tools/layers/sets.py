@@ -19,11 +19,11 @@ _STATES: tuple[SetState, ...] = get_args(SetState)
 
 _VERSION = 1
 IMAGE_BYTES = 256 * 1024 * 1024
-"""If git ignores a removed or replaced directory and it is larger, nothing of it is kept for an undo."""
+"""If git ignores a removed or replaced path, and it has more bytes than this on the disk, no undo can restore it."""
 _MAX_DIGESTS = 200
 _DIGEST_BYTES = 1_000_000
 _STAGING = ".crow-keep-"
-"""The beginning of the name of the directory in a workspace's root that is there while files are moved."""
+"""The beginning of the name of the directory that crow makes in a workspace's root while it moves files there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crow.tools.layers.changes import Operation, meta_of
+from crow.tools.layers.changes import Operation
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.moves import Parents
 from crow.tools.layers.place import Place, discard, make_owned
@@ -26,6 +26,7 @@ from crow.tools.layers.states import (
     Copier,
     State,
     TooLargeError,
+    meta_of,
     state_of,
     status_of,
 )

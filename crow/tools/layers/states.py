@@ -36,7 +36,7 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class TooLargeError(OSError):
-    """A tree has too many entries, or is nested too deeply."""
+    """A tree has too many entries, or is nested too deeply. Callers treat it like a tree that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +180,18 @@ def tree_state(status: os.stat_result, directory: int, fingerprint: Fingerprint 
     )
 
 
+def meta_of(status: os.stat_result, xattrs: tuple[tuple[str, str], ...]) -> State:
+    """Return the state of a directory without its entries."""
+    return State(
+        kind="directory",
+        mode=stat.S_IMODE(status.st_mode),
+        mtime_ns=status.st_mtime_ns,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        xattrs=xattrs,
+    )
+
+
 def _note_change(walked: Walked, status: os.stat_result, path: str) -> None:
     if status.st_ctime_ns > walked.newest_ns:
         walked.newest_ns, walked.newest = status.st_ctime_ns, path
@@ -260,12 +272,12 @@ def proc_path(directory: int, name: str = "") -> str:
 
 
 def xattrs_of(handle: int | str) -> tuple[tuple[str, str], ...]:
-    """Return the extended attributes of a file that the user can set. `handle` may be a path, whose last link is not
-    followed."""
+    """Return the extended attributes of a file that the user can set, so without labels of SELinux, which depend on the
+    directory. `handle` may be a path, whose last link is not followed."""
     with suppress(OSError):
         follow = isinstance(handle, int)
         names = os.listxattr(handle) if follow else os.listxattr(handle, follow_symlinks=False)
-        wanted = sorted(name for name in names if not name.startswith(OWN_XATTRS))
+        wanted = sorted(name for name in names if not name.startswith((OWN_XATTRS, "security.")))
         if isinstance(handle, int):
             return tuple((name, os.getxattr(handle, name).hex()) for name in wanted)
         return tuple((name, os.getxattr(handle, name, follow_symlinks=False).hex()) for name in wanted)

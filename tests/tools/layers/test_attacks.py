@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-import resource
 import shlex
 import shutil
-import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
-from crow.domain.protected_names import ProtectedNames
 from crow.tools.layers import (
     Change,
-    ChangeSet,
     Conflict,
     Layer,
     LookRules,
@@ -30,7 +24,6 @@ from crow.tools.layers import (
     apply,
     find_set,
     invert,
-    keep,
     look,
     moves,
     prepare,
@@ -38,14 +31,9 @@ from crow.tools.layers import (
     states,
 )
 from crow.tools.layers.describe import named, summary_of
-from crow.tools.layers.place import discard
-from crow.tools.layers.rules import rules_for
-from crow.tools.layers.sets import write_state
-from crow.tools.protection import ProtectedPaths
 from tests.tools.layers.trees import (
-    CLONE_NEWNS,
-    CLONE_NEWUSER,
     LINES,
+    World,
     as_nobody,
     changes_of,
     check_round,
@@ -55,40 +43,6 @@ from tests.tools.layers.trees import (
     killed_after,
     picture,
 )
-
-
-class World:
-    """A small workspace and a place for layers."""
-
-    def __init__(self, directory: Path) -> None:
-        self.place = Place(directory / "data")
-        self.root = directory / "tree"
-        self.outside = directory / "outside"
-        for folder in (self.root / "src", self.root / "build", self.outside):
-            folder.mkdir(parents=True)
-        (self.root / "a").write_text("a\n")
-        (self.root / "src" / "b").write_text("b\n")
-        (self.outside / "secret").write_text("secret\n")
-        self.layer = self.place.open([self.root])
-
-    def reopen(self) -> None:
-        self.layer.drop()
-        self.layer = self.place.open([self.root])
-
-    def keep(self, line: str) -> ChangeSet:
-        made = prepare(self.place, self.layer, changes_of(self.layer, self.root, line))
-        apply(made)
-        return made
-
-    def picture(self) -> dict[str, list[str]]:
-        return picture(str(self.root))
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.layer.drop()
 
 
 def actions(listed: list[Change], root: Path) -> list[tuple[str, str]]:
@@ -529,131 +483,3 @@ def test_a_change_set_that_waits_to_be_applied_is_not_removed_by_another_process
     apply(made)
 
     assert (world.root / "new").exists()
-
-
-def test_a_kill_while_a_large_before_image_is_removed_takes_nothing_back(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("crow.tools.layers.sets.IMAGE_BYTES", 10_000)
-    (world.root / "build" / "big").write_bytes(b"x" * 100_000)
-    world.reopen()
-    rules = LookRules(is_ignored=lambda path, _is_directory: "/build" in path)
-    done = prepare(world.place, world.layer, changes_of(world.layer, world.root, "rm -r build; echo new > a", rules))
-
-    def discard_and_die(path: Path) -> None:
-        discard(path)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    pid = os.fork()
-    if pid == 0:
-        monkeypatch.setattr(keep, "discard", discard_and_die)
-        apply(done)
-        os._exit(1)
-    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    os.close(done.lock)
-    recover(world.place)
-
-    assert sorted(world.picture()) == [".", "a", "src", "src/b"]
-    assert (world.root / "a").read_text() == "new\n"
-    assert sorted(path.name for path in done.directory.iterdir()) == ["before", "kept", "lock", "manifest"]
-
-
-def test_changes_whose_old_files_cannot_be_stored_are_not_kept() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as one, tempfile.TemporaryDirectory() as other:
-        root, place = Path(one, "tree"), Place(Path(other))
-        root.mkdir()
-        (root / "a").write_bytes(b"x" * 100_000)
-        before = picture(str(root))
-        layer = place.open([root])
-        done = prepare(place, layer, changes_of(layer, root, "echo new > a; echo > b"))
-
-        def fails() -> str:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-            with pytest.raises(OSError, match="File too large"):
-                apply(done)
-            return ""
-
-        in_child(fails)
-        assert differences(picture(str(root)), before) == {}
-        layer.drop()
-
-
-def test_a_start_leaves_a_layer_alone_that_another_process_is_making(world: World) -> None:
-    unfinished = [folder / "new-1" for folder in (world.place.layers, world.place.changes, world.place.snapshots)]
-    for path in unfinished:
-        path.mkdir(parents=True)
-    recover(world.place)
-    assert [path.exists() for path in unfinished] == [True] * 3
-
-    for path in unfinished:
-        os.utime(path, (0, 0))
-    recover(world.place)
-    assert [path.exists() for path in unfinished] == [False] * 3
-
-
-def test_a_change_set_that_cannot_be_completed_keeps_the_layer_with_its_new_files(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    place = Place(world.place.directory, tmp_path / "a" / "deeper" / "scratch")
-    layer = place.open([world.root])
-    done = prepare(place, layer, changes_of(layer, world.root, "echo new > src/b"))
-    write_state(done.directory, "applying")
-    os.close(done.lock)
-    os.close(layer.lock)
-    discard(world.root / "src")
-
-    assert recover(place)[0].problem
-    assert (layer.overlays[0].upper / "src" / "b").read_text() == "new\n"
-    world.layer.drop()
-
-
-def test_a_workspace_on_another_mount_of_the_same_file_system_is_kept_and_undone(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    uid, gid = os.getuid(), os.getgid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    (world.root / "one").write_text("one\n")
-    os.link(world.root / "one", world.root / "other")
-
-    def keep_and_undo() -> list[str]:
-        assert libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            Path("/proc/self", name).write_text(text)
-        source = os.fsencode(world.root)
-        assert libc.mount(source, source, None, 4096, None) == 0  # MS_BIND
-        world.reopen()
-        done = world.keep("echo new > a; rm one; rm -r src; mkdir n; echo > n/1")
-        names = sorted(os.listdir(world.root))
-        apply(invert(world.place, done))
-        return [*names, "|", *sorted(os.listdir(world.root))]
-
-    made = in_child(keep_and_undo)
-    assert made == ["a", "build", "n", "other", "|", "a", "build", "one", "other", "src"]
-    assert (world.root / "a").read_text() == "a\n"
-
-
-def test_a_directory_that_its_owner_may_not_read_is_kept_and_undone() -> None:
-    def work(directory: Path) -> list[object]:
-        world = World(directory)
-        done = world.keep("mkdir d e; echo > d/f; chmod 0 d e src")
-        modes = [stat.S_IMODE((world.root / name).stat().st_mode) for name in ("d", "e", "src")]
-        made = invert(world.place, done)
-        apply(made)
-        return [modes, made.skipped, sorted(world.picture())]
-
-    assert as_nobody(work) == [[0, 0, 0], [], [".", "a", "build", "src", "src/b"]]
-
-
-def test_files_in_very_deep_folders_are_looked_at(world: World) -> None:
-    for top, count in ((world.root, 190), (world.layer.overlays[0].upper, 380)):
-        folder = os.open(top, os.O_RDONLY)
-        for number in range(count):
-            with suppress(FileExistsError):
-                os.mkdir("b", dir_fd=folder)
-            if number > 190:
-                os.close(os.open("z", os.O_CREAT, dir_fd=folder))
-            below = os.open("b", os.O_RDONLY, dir_fd=folder)
-            os.close(folder)
-            folder = below
-        os.close(folder)
-    found = look(world.layer, rules_for(world.layer, ProtectedPaths(), ProtectedNames(), (), ()))
-    assert (found.problem, len(found.listed)) == ("", 189)
-    discard(world.root / "b")

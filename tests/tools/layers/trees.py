@@ -316,3 +316,30 @@ def changes_of(layer: Layer, root: Path, line: str, rules: LookRules | None = No
     """Run a line in a layer, and look at it."""
     in_layer(layer, root, line)
     return look(layer, rules)
+
+
+class World:
+    """A small workspace and a place for layers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.place = Place(directory / "data")
+        self.root = directory / "tree"
+        self.outside = directory / "outside"
+        for folder in (self.root / "src", self.root / "build", self.outside):
+            folder.mkdir(parents=True)
+        (self.root / "a").write_text("a\n")
+        (self.root / "src" / "b").write_text("b\n")
+        (self.outside / "secret").write_text("secret\n")
+        self.layer = self.place.open([self.root])
+
+    def reopen(self) -> None:
+        self.layer.drop()
+        self.layer = self.place.open([self.root])
+
+    def keep(self, line: str) -> ChangeSet:
+        made = prepare(self.place, self.layer, changes_of(self.layer, self.root, line))
+        apply(made)
+        return made
+
+    def picture(self) -> dict[str, list[str]]:
+        return picture(str(self.root))
