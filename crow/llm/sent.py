@@ -26,10 +26,11 @@ _BOUNDARIES = 16
 """The starts of the request up to each of this many last messages get a checksum."""
 
 _MAX_STEPS = 24
-"""At most this many positions before these messages get one, at distances to the end that double."""
+"""The starts up to at most this many positions before these messages get one, too. From each position to the one before
+it, the distance to the end of the request doubles."""
 
 _FIRST_STEP = 128
-"""The first of these distances in bytes, if no message was found."""
+"""The distance in bytes from which the doubling starts if no message was found."""
 
 _STARTS = (b',{"role":"', b',{"type":"', b'[{"role":"', b'[{"type":"')
 """The bytes with which messages begin, and sometimes their parts. No string in JSON contains these bytes, because its

@@ -188,7 +188,7 @@ class AnswerStream:
         if response is None:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         self._is_accepted = True
-        # The request may have changed its wire.
+        # `send` may have changed the wire of the request.
         self._parser = parser = self._transport.parser(self._request)
         try:
             decoder = SseDecoder(parser.kind)

@@ -76,7 +76,7 @@ class PartialCall:
     extra: dict[str, object] = field(default_factory=dict)
     """The members of the call's fragments that crow does not know."""
     function_extra: dict[str, object] = field(default_factory=dict)
-    """The same of the member `function`."""
+    """The members of `function` in these fragments that crow does not know."""
 
     def add(self, arguments: str) -> None:
         """Add the next piece of the arguments."""

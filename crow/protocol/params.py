@@ -52,7 +52,7 @@ class ClientCapabilities:
     terminal_auth: bool = False
     """Whether the client can start a login in a terminal."""
     terminal_auth_by_meta: bool = False
-    """Whether the client needs the command of a login in a terminal in `_meta`."""
+    """Whether the client reads the command of such a login from `_meta`, as an older form of the protocol had it."""
     notices: bool = False
     """Whether the client shows notices."""
     compaction: bool = False
@@ -129,7 +129,7 @@ class OpenRequest(SessionSetup):
     servers: tuple[McpServer, ...]
     """The MCP servers that the client gives to the session."""
     is_watcher: bool = False
-    """Whether the client only watches the session, and sends no prompts."""
+    """Whether the client only watches the session, and may not send prompts to it."""
     missing: str = ""
     """An error message if `cwd` does not exist, else empty."""
 

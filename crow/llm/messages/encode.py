@@ -258,8 +258,7 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
 
 
 def _with_end(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the blocks in a form that may stand at the end: an answer may not consist of thoughts alone, or end with
-    one."""
+    """Return the blocks, with a text added if there are none or the last one is a thought: an answer may not end so."""
     return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
 
 

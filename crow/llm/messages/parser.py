@@ -1,8 +1,9 @@
 """Parses one answer of Anthropic's Messages: takes the data of events and returns deltas and one complete answer.
 
-An answer is a list of blocks: text, thoughts, tool calls, and blocks of kinds that crow does not know. If a request
-has to repeat more of them than text and calls, all blocks are kept as the items of the answer. The parser does not rely
-on declared types: it uses known members if they have the right type and ignores everything else.
+An answer is a list of blocks: text, thoughts, tool calls, and blocks of kinds that crow does not know. If there is
+anything besides text and calls that later requests have to repeat, all blocks are stored as the items of the answer.
+The parser does not rely on declared types: it uses known members if they have the right type and ignores everything
+else.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class MessagesParser(AnswerParser):
         elif kind == "content_block_stop":
             self._open.pop(_key(event.get("index")), None)
         elif kind == "message_start":
-            self._has_deltas = True  # the model is at work
+            self._has_deltas = True  # the endpoint may charge for the answer from now on
             self._read_head(event.get("message"))
         elif kind == "message_delta":
             self._read_head(event.get("delta"))
@@ -373,7 +374,8 @@ class MessagesParser(AnswerParser):
     def _opaque(self) -> JsonObject:
         blocks = self._in_order()
         finish, calls = self._ending or ("stop", ())
-        # If crow has split, joined or dropped a call, the calls follow the other blocks.
+        # If crow has split, joined or dropped a call, no item stands for a call. Requests then send all calls after the
+        # other blocks.
         has_calls = sum(block.kind == "call" for block in blocks) == len(calls)
         is_cut = finish in {"length", "refusal"}
         items: list[Item] = []

@@ -177,7 +177,7 @@ class ResponsesParser(AnswerParser):
         elif kind.startswith((_ARGUMENTS, _INPUT)):
             self._read_input(kind, event)
         elif isinstance(response := event.get("response"), dict):
-            self._has_deltas = True  # the model is at work
+            self._has_deltas = True  # the endpoint may charge for the answer from now on
             self._add_usage(read_usage(response.get("usage")))
             if response.get("error"):
                 self._raise_error(response)
