@@ -241,7 +241,12 @@ class AnswerParser(ABC):
     @property
     def has_begun(self) -> bool:
         """Whether a part of an answer, or a report of its usage, has arrived."""
-        return self._has_deltas or self._size > 0 or self._usage is not None
+        return self._has_deltas or self.has_content or self._usage is not None
+
+    @property
+    def has_content(self) -> bool:
+        """Whether a character of text, reasoning or a tool call has arrived."""
+        return self._size > 0
 
     def _loop_error(self) -> AnswerTooLong:
         what, loop = ("answer", self._answer_loop) if self._answer_loop.passage else ("reasoning", self._thought_loop)
