@@ -449,7 +449,8 @@ class EndpointClient:
                 await response.aclose()
         except _CONNECT_ERRORS as error:
             raise self._connection_error(error) from None
-        return replace(refusal, wait_s=retry_after_s(response.headers, now_s=time.time()))
+        wait_s = retry_after_s(response.headers, now_s=time.time(), status=response.status_code)
+        return replace(refusal, wait_s=wait_s)
 
     def _connection_error(self, error: BaseException) -> errors.ModelError:
         who = self.origin.endpoint
