@@ -100,7 +100,8 @@ class Request:
     max_output_tokens: int | None = None
     """The output limit. If None, the endpoint decides."""
     cache_key: str = ""
-    """The same text for all requests of a session. An endpoint may find the cached start of the prompt by it."""
+    """The same text for all requests of a session. Endpoints may use it to find the part of the prompt that they have
+    cached."""
     thought_level: ThoughtLevel | None = None
     """How much the model should think. If None, the endpoint's configuration decides."""
 

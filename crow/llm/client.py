@@ -281,26 +281,26 @@ class EndpointClient:
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
-        dialect = form.dialect
+        dialect, words = form.dialect, self._without_secrets(body.shown)
         is_wire_refused = refuses_wire(body, dialect.wire)
         if is_wire_refused and len(dialect.wires) > 1 and not form.is_back:
             form.moved = form.moved or (body, dialect.wire)
-            self._facts.refuse(form, wire_part(dialect.wire), body.shown)
+            self._facts.refuse(form, wire_part(dialect.wire), words)
             return True
         accepted, limit = max_output_tokens(body), self._limit(request, dialect.wire, form.max_output)
         if accepted is not None and limit is not None and accepted < limit:
-            self._facts.refuse(form, OUTPUT_LIMIT, body.shown, limit=accepted)
+            self._facts.refuse(form, OUTPUT_LIMIT, words, limit=accepted)
             return True
         part = None if isinstance(error, errors.ContextOverflow) else refused_part(body, form.dialect)
         if part is not None:
-            self._facts.refuse(form, part, body.shown)
+            self._facts.refuse(form, part, words)
             return True
         if isinstance(error, errors.BadRequest) and form.revert(body.searched):
             return True
         first = form.go_back() if is_wire_refused else None
         part = refused_part(first, form.dialect) if first is not None else None
         if first is not None and part is not None:
-            self._facts.refuse(form, part, first.shown)
+            self._facts.refuse(form, part, self._without_secrets(first.shown))
         return part is not None
 
     async def accept(self, request: Request, form: RequestForm) -> None:
@@ -340,15 +340,18 @@ class EndpointClient:
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of `error`."""
-        words = str(error)
+        if (words := self._without_secrets(str(error))) != str(error):
+            error.args = (words,)
+
+    def _without_secrets(self, words: str) -> str:
+        """Return `words` with the key and the values of the user's headers masked. An endpoint may repeat them."""
         values = [value for _, value in self._endpoint.headers]
         auth = [value for name, value in self._endpoint.headers if "auth" in name.lower() and value.strip()]
         tokens = [value.split()[-1] for value in auth]  # TOKEN in `Bearer TOKEN`
         for secret in (self._endpoint.api_key, *values, *tokens):
             if secret and len(secret) >= _MIN_SECRET_CHARS:
                 words = words.replace(secret, "[secret]")
-        if words != str(error):
-            error.args = (words,)
+        return words
 
     async def _open(self) -> _Client:
         async with self._opening:
@@ -449,7 +452,8 @@ class EndpointClient:
                 await response.aclose()
         except _CONNECT_ERRORS as error:
             raise self._connection_error(error) from None
-        return replace(refusal, wait_s=retry_after_s(response.headers, now_s=time.time()))
+        wait_s = retry_after_s(response.headers, now_s=time.time(), status=response.status_code)
+        return replace(refusal, wait_s=wait_s)
 
     def _connection_error(self, error: BaseException) -> errors.ModelError:
         who = self.origin.endpoint

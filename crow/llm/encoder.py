@@ -32,9 +32,9 @@ class Encoder(ABC, Generic[_EncodedT]):
     """Encodes the requests of one session to one endpoint, and keeps the encoded messages of the last request."""
 
     member: ClassVar[str]
-    """The member of requests that holds the conversation."""
+    """The name of the member of a request that contains the conversation."""
     fixed_members: ClassVar[frozenset[str]]
-    """The members that settings may not replace."""
+    """The names of the members of a request that settings may not replace."""
 
     def __init__(self) -> None:
         self._dialect = Dialect()

@@ -21,7 +21,8 @@ class EndpointTimeouts:
     connect_s: float = 15.0
     """The limit for opening a connection."""
     first_byte_s: float = 300.0
-    """The limit for the first event. A local model may take minutes to read its prompt."""
+    """The limit for each wait before the first piece of text, reasoning or a call. A local model may take minutes to
+    read its prompt, and others think without sending anything."""
     idle_s: float = 120.0
     """The limit for each later wait for more data."""
     grace_s: float = 2.0

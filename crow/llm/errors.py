@@ -637,13 +637,17 @@ _MIN_TIMESTAMP = 1e8
 """A number of seconds above this is a Unix time (after 1973) and not a duration."""
 
 
-def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Return how many seconds the headers ask crow to wait, or None if they ask for no wait. Header names are in lower
-    case. `now_s` is the current Unix time, which is needed for headers that name a time."""
+def retry_after_s(headers: Mapping[str, str], *, now_s: float, status: int = 429) -> float | None:
+    """Return how many seconds the headers of an error with this HTTP status ask crow to wait, or None if they ask for
+    no wait. Header names are in lower case. `now_s` is the current Unix time, which is needed for headers that name a
+    time."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return max(0.0, milliseconds / 1000)
     if (asked := _wait(headers.get("retry-after", "").strip(), now_s)) is not None:
         return asked
+    if status >= 500:
+        # Many endpoints send the resets of rate limits with every response, also if the error is about something else.
+        return None
     # The headers do not say which of several limits was hit, so the earliest reset is used.
     resets = [_wait(value.strip(), now_s) for key, value in headers.items() if key.startswith("x-ratelimit-reset")]
     return min((wait for wait in resets if wait is not None), default=None)

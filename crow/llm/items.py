@@ -1,8 +1,9 @@
-"""The parts of an answer as its endpoint sent them: stored with the answer, and sent back unchanged and in order.
+"""Items: the parts of an answer as its endpoint sent them. They are stored with the answer, and sent back in order.
 
-Responses calls them output items, Messages calls them content blocks. They hold what only the endpoint can read, such
-as encrypted reasoning, signatures and ids. They are stored in the answer's opaque member `items`. A tool call is stored
-without its id, name and arguments, because a request may have to repeat a call with another id or shortened arguments.
+Responses calls them output items, Messages calls them content blocks. They contain data that only the endpoint can
+read, such as encrypted reasoning and signatures. They are stored in the answer's opaque member `items`. The item of a
+tool call is stored without the call's id, name and arguments, because a later request may have to repeat the call with
+another id or shortened arguments.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class Item:
     data: JsonObject
     """The provider's object. If `call` is set, it lacks the id, name and arguments of the call."""
     call: int | None = None
-    """The index of the call in the answer that this item makes, or None if the item is no call."""
+    """If the item is a tool call, its index among the calls of the answer, else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainText:
-    """Text that takes the place of items that no longer match the answer's text."""
+    """The text of a message, in place of items whose text is no longer that of the message."""
 
     text: str
 
 
 def stored_items(items: Sequence[Item]) -> JsonObject:
-    """Return the opaque fields with these items. The result is empty if there are none."""
+    """Return the opaque fields of an answer with these items. They are empty if there are no items."""
     if not items:
         return {}
     clean = ({"data": replace_lone_in(item.data), "call": item.call} for item in items)
@@ -45,13 +46,15 @@ def stored_items(items: Sequence[Item]) -> JsonObject:
 def items_of(
     message: AssistantMessage, *, endpoint: str, wire: WireName, text_of: Callable[[JsonObject], str | None]
 ) -> tuple[Item | PlainText | ToolCall, ...] | None:
-    """Return what to send for `message` in the provider's order, or None if no items are stored with it, or another
-    endpoint or wire made it.
+    """Return what to send for `message`, in the provider's order. Return None if no items are stored with it, or
+    another endpoint or wire made it.
 
     Every call of the message comes exactly once. A call without an item comes as a `ToolCall` at the end. `text_of`
-    returns the text of an item that holds text of the answer, and None for other items. If the items' text is not that
-    of the message (crow removed a tool call written as text, or a repetition), one `PlainText` replaces these items. If
-    there is no such item, it stands before the first call. Without a text in the message, these items are left out.
+    returns the text of an item that holds text of the answer, and None for other items.
+
+    The items' text may differ from that of the message, because crow has removed a tool call written as text, or a
+    repetition. In this case, one `PlainText` replaces all items with text; if there are none, it stands before the
+    first call. If the message has no text, the items with text are left out.
     """
     if message.endpoint != endpoint or message.wire != wire:
         return None

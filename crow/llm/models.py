@@ -232,7 +232,8 @@ class RequestForm:
             self.doubted, self.tested = self.doubted | self.tested, set()
             return True
         absent = self.known.keys() - self.refused.keys() - self.doubted - self.restored
-        self.restored |= {part for part in absent if part in words} or absent
+        # The name of a part may begin with its wire.
+        self.restored |= {part for part in absent if part.rpartition(".")[2] in words} or absent
         return bool(absent)
 
     def go_back(self) -> ErrorBody | None:

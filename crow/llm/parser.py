@@ -39,11 +39,12 @@ _LOOP_STEP_CHARS = 4_096
 
 _DECODER = json.JSONDecoder(strict=False)
 _MAX_BLANKS = 1000
+"""Of the blanks before the first word of a thought, only this many are kept."""
 
 
 class _LoopDetector:
-    """Detects that a text keeps repeating one passage. `passage` is the repeated passage, or empty. The text is checked
-    once per `_LOOP_STEP_CHARS` characters."""
+    """Detects that the end of a text only repeats one passage. The text is checked after every `_LOOP_STEP_CHARS`
+    characters. `passage` is the repeated passage, or empty."""
 
     def __init__(self) -> None:
         self.passage = ""
@@ -79,8 +80,11 @@ class AnswerParser(ABC):
     """Parses the events of one answer. Call `feed` with the data of events as they arrive, then `flush`, then `finish`.
 
     The joined texts of all `TextDelta`s are the text of the answer and of `partial()`. In the same way, all
-    `ThoughtDelta`s together are the thought. If an event reported an error, `error_body` describes this error.
-    `is_done` means that the last event arrived. Everything after it is ignored.
+    `ThoughtDelta`s together are the thought.
+
+    An answer passes through these states: events arrive; `is_finished` (an event announced the end, but usage may
+    follow); `is_done` (the last event arrived, and later ones are ignored); and after `flush` or `finish`, ended (the
+    held-back text was sorted, and `_ending` or `_error` is set). A broken stream goes from any of them to the last.
     """
 
     wire: ClassVar[WireName]
@@ -99,13 +103,17 @@ class AnswerParser(ABC):
         self._text_joiner = SurrogateJoiner()
         self._thought_joiner = SurrogateJoiner()
         self._content: list[str] = []
+        """Content that was not yet separated into thought and text."""
         self._pieces: list[tuple[type[Piece], str]] = []
+        """Thought and text that `feed` or `flush` will return."""
         self._text = io.StringIO()
         self._thought = io.StringIO()
         self._answer_loop = _LoopDetector()
         self._thought_loop = _LoopDetector()
         self._chars = 0
+        """The number of characters of content and thoughts received, including those beyond the limit."""
         self._blank_thought = ""
+        """Blanks before the first word of the thought."""
         self._reasoning_field: str | None = None
         self._has_deltas = False
         self._has_thought = False
@@ -114,8 +122,10 @@ class AnswerParser(ABC):
         self._error: ModelError | None = None
         self._is_ended = False
         self._ending: tuple[FinishReason, tuple[ToolCall, ...]] | None = None
+        """How the answer ended, and its calls. None while events arrive, or if the answer failed."""
         self.is_done = False
         self.error_body: ErrorBody | None = None
+        """The error that an event reported, or None."""
 
     @property
     @abstractmethod
@@ -151,7 +161,7 @@ class AnswerParser(ABC):
 
     @abstractmethod
     def _opaque(self) -> JsonObject:
-        """Return the fields that go back to the endpoint unchanged. `_ending` is known by now."""
+        """Return the fields that are sent back to the endpoint unchanged. Called by `finish`, when `_ending` is set."""
 
     def feed(self, events: Iterable[str]) -> list[Piece]:
         """Return the deltas in these events, in the order in which they are to be shown. Adjacent deltas of the same
@@ -222,7 +232,8 @@ class AnswerParser(ABC):
         )
 
     def attempt(self) -> Attempt:
-        """Return the usage that the endpoint has reported so far, and an estimate of the tokens that it has sent."""
+        """Return the usage that the endpoint has reported so far, and an estimate of the output tokens that have
+        arrived."""
         shown = (self._text.getvalue(), self._thought.getvalue())
         others = max(0, self._size - sum(map(len, shown)))  # characters of held-back text and of tool arguments
         return Attempt(usage=self._usage, output_tokens=sum(map(estimate_text, shown)) + (others + 3) // 4)
@@ -230,7 +241,12 @@ class AnswerParser(ABC):
     @property
     def has_begun(self) -> bool:
         """Whether a part of an answer, or a report of its usage, has arrived."""
-        return self._has_deltas or self._size > 0 or self._usage is not None
+        return self._has_deltas or self.has_content or self._usage is not None
+
+    @property
+    def has_content(self) -> bool:
+        """Whether a character of text, reasoning or a tool call has arrived."""
+        return self._size > 0
 
     def _loop_error(self) -> AnswerTooLong:
         what, loop = ("answer", self._answer_loop) if self._answer_loop.passage else ("reasoning", self._thought_loop)
@@ -327,7 +343,7 @@ class AnswerParser(ABC):
         if self._splitter.found and self._reasoning_field is None:
             self._reasoning_field = "content"
         self._add_thought(self._thought_joiner.feed(thought) if thought else "")
-        self._detector.drop_end_tokens = self._splitter.is_dressed
+        self._detector.drop_end_tokens = self._splitter.has_removed_tokens
         self._add_text(self._detector.feed(text) if text else "")
 
     def _add_text(self, text: str) -> None:

@@ -14,8 +14,8 @@ _GROWING_KEYS = frozenset({"text", "summary", "data"})
 
 
 def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
-    """Return `(field, piece)` for the first reasoning field that has text. If no field has text, `piece` is empty.
-    `field` is then the first reasoning field that is present but empty, or None if there is none."""
+    """Return `(field, piece)`: the name and the text of the first reasoning field that has text. If no field has text,
+    `piece` is empty, and `field` is the first reasoning field with an empty text, or None if there is none."""
     present: str | None = None
     for field in _FIELDS:
         if (value := delta.get(field)) is None:
@@ -162,14 +162,14 @@ _TAGS: dict[str, tuple[str, ...]] = {
 """Tokens that open a thought, each with the tokens that can end the thought. Letter case is ignored."""
 _END_OF = {ends: re.compile("|".join(map(re.escape, ends)), re.IGNORECASE) for ends in _TAGS.values()}
 
-_DRESS = (
+_OPENING_TOKENS = (
     *_THINK_ENDS,  # the thought came in a field of its own, but its closing tag came in the answer
     *("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
     *("<|start_response|>", "<|begin_of_solution|>"),
 )
-"""Tokens that come before an answer but are not part of it."""
+"""Tokens that some formats put before an answer. They are removed from the text."""
 
-_BEGINNINGS = (*_TAGS, *_DRESS)
+_BEGINNINGS = (*_TAGS, *_OPENING_TOKENS)
 _LONGEST = max(map(len, _BEGINNINGS))
 _MAX_BLANKS = 4096
 _SLICE_CHARS = 16_384
@@ -180,18 +180,23 @@ class ThinkSplitter:
     """Separates thoughts from text. Call `feed` with pieces of the content: each call returns `(thought, text)` as far
     as crow can tell them apart.
 
-    Only text that may become a tag is held back. Blanks before the first word of a thought are removed. Blanks between
-    a thought and the answer are removed too. Blanks at the very start are held back until the first word. `found` means
-    that there was a thought. `is_dressed` means that tokens before the answer were removed.
+    The states are `start` (no word yet), `thought` (after an opening tag), `after` (a thought or a removed token has
+    ended), and finally `text`. Only text that may become a tag is held back, and blanks at the very start. Blanks
+    before the first word of a thought, and between a thought and the answer, are removed.
     """
 
     def __init__(self) -> None:
-        self._state = "start"  # or "thought", "text", or "after" (a thought or a removed token was read)
+        self._state = "start"
         self._ends: tuple[str, ...] = ()
+        """The tags that can end the current thought."""
         self._has_words = False
+        """Whether a word of the current thought was returned."""
         self.held = ""
+        """The content that is held back."""
         self.found = False
-        self.is_dressed = False
+        """Whether there was a thought."""
+        self.has_removed_tokens = False
+        """Whether tokens before the answer were removed. Their formats have tokens at the end of the answer, too."""
 
     def feed(self, piece: str) -> tuple[str, str]:
         """Return `(thought, text)`. Either may be empty."""
@@ -232,7 +237,7 @@ class ThinkSplitter:
             if beginning in _TAGS:
                 self._state, self._ends, self._has_words, self.found = "thought", _TAGS[beginning], False, True
             else:
-                self._state, self.is_dressed = "after", True
+                self._state, self.has_removed_tokens = "after", True
             return True
         if begun and any(beginning.startswith(head) for beginning in _BEGINNINGS):
             return False

@@ -22,12 +22,19 @@ from crow.llm.dialect import Dialect
 from crow.version import __version__
 
 _DIGEST_CHARS = 32
-_FIRST_STEP = 128
-_MAX_STEPS = 24
 _BOUNDARIES = 16
+"""The starts of the request up to each of this many last messages get a checksum."""
+
+_MAX_STEPS = 24
+"""The starts up to at most this many positions before these messages get one, too. From each position to the one before
+it, the distance to the end of the request doubles."""
+
+_FIRST_STEP = 128
+"""The distance in bytes from which the doubling starts if no message was found."""
+
 _STARTS = (b',{"role":"', b',{"type":"', b'[{"role":"', b'[{"type":"')
-"""Where messages begin, and perhaps their parts. No string in JSON contains these bytes, because its quotes are
-escaped."""
+"""The bytes with which messages begin, and sometimes their parts. No string in JSON contains these bytes, because its
+quotes are escaped."""
 _CHECKS = re.compile(r"(?:[0-9a-f]{1,12}\.[0-9a-f]{1,8}(?: (?!$)|$)){1,48}")
 
 
@@ -79,7 +86,8 @@ def first_difference(sent: SentRequest, body: bytes) -> tuple[int, int, bool]:
 
 
 def _read_checks(sent: SentRequest) -> list[tuple[int, int]]:
-    """Return the positions up to which a request was checked, and the checksums. Return nothing if they are damaged."""
+    """Return the positions in a request that was sent, each with the checksum of the bytes before it. Return nothing if
+    `sent.checks` is damaged."""
     if not _CHECKS.fullmatch(sent.checks):
         return []
     pairs = (each.split(".") for each in sent.checks.split())

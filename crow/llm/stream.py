@@ -188,14 +188,14 @@ class AnswerStream:
         if response is None:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         self._is_accepted = True
-        # The request may have changed its wire.
+        # `send` may have changed the wire of the request.
         self._parser = parser = self._transport.parser(self._request)
         try:
             decoder = SseDecoder(parser.kind)
             head: bytearray | None = bytearray()  # the bytes before the first event
             received = 0
             while not parser.is_done:
-                if not (data := await self._read(response, parser, is_first=head is not None)):
+                if not (data := await self._read(response, parser)):
                     break
                 received += len(data)
                 if received > MAX_BYTES:
@@ -225,13 +225,14 @@ class AnswerStream:
             with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await response.close()
 
-    async def _read(self, response: ResponseBody, parser: AnswerParser, *, is_first: bool) -> bytes:
+    async def _read(self, response: ResponseBody, parser: AnswerParser) -> bytes:
         """Return the next bytes, or no bytes if nothing more is expected.
 
         :raises ~crow.domain.errors.ModelError: the connection broke, or nothing arrived in time.
         """
         timeouts = self._transport.timeouts
-        wait_s = timeouts.first_byte_s if is_first else timeouts.idle_s
+        # Some endpoints send an event at once, and then nothing while the model thinks.
+        wait_s = timeouts.idle_s if parser.has_content else timeouts.first_byte_s
         if parser.is_finished:
             with suppress(errors.ModelError), anyio.move_on_after(timeouts.grace_s):
                 return await response.read()

@@ -89,23 +89,31 @@ text."""
 class CallDetector:
     """Finds tool calls in a streamed text, and holds back text that may still become a call.
 
-    Each `feed` returns the text that is certainly not a call. `finish` returns the rest of the text and the calls. If
-    `drop_end_tokens` is set, the tokens with which some formats end an answer are removed from the text.
+    Each `feed` returns the text that is certainly not a call. `finish` returns the rest of the text and the calls.
+
+    While `_is_start` is set, the whole answer is held back, because it may consist only of calls. After that, text is
+    held back from the first place on that may be a block of calls, and is examined again when more has arrived.
+    After `_MAX_STARTS` places that turned out to be text, nothing more is held back.
     """
 
     def __init__(self, tools: Mapping[str, ToolSpec], *, new_id: Callable[[], str]) -> None:
         self._tools = tools
         self._new_id = new_id
         self._held: list[str] = []
+        """The pieces of the text that is held back."""
         self._held_chars = 0
         self._examine_at = 0
+        """The number of held-back characters from which on the text is examined again."""
         self._is_start = bool(tools)
         """Whether the answer can still be nothing but calls."""
         self._has_given = False
         """Whether some of the answer has been returned."""
         self._starts_left = _MAX_STARTS
+        """How many more places may look like calls without being calls."""
         self._before = TextBefore()
+        """The text before the place that is examined."""
         self.drop_end_tokens = False
+        """Whether to remove the tokens with which some formats end an answer from the text."""
 
     @property
     def held(self) -> str:
@@ -121,7 +129,7 @@ class CallDetector:
         if self._held_chars < self._examine_at:
             return ""
         text = self.held
-        # either may be the beginning of the other
+        # The text so far may begin with `to=`, or may be only the beginning of `to=`.
         may_be_calls = _may_be_marked if text.startswith(_RECIPIENT[: len(text)]) else _may_be_bare
         if self._is_start and may_be_calls(text, self._tools):
             return self._hold(text, 0)

@@ -72,13 +72,17 @@ class PartialCall:
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    """The arguments as they arrived."""
     extra: dict[str, object] = field(default_factory=dict)
+    """The members of the call's fragments that crow does not know."""
     function_extra: dict[str, object] = field(default_factory=dict)
+    """The members of `function` in these fragments that crow does not know."""
 
     def add(self, arguments: str) -> None:
         """Add the next piece of the arguments."""
         if len(self.pieces) >= _MAX_PIECES:
-            # So many pieces cannot be snapshots of a growing text, so they can be joined.
+            # Joining loses where the pieces end, which `read_arguments` needs for snapshots of a growing text. But so
+            # many pieces cannot be snapshots.
             self.pieces = ["".join(self.pieces)]
         self.pieces.append(arguments)
 
@@ -220,8 +224,8 @@ class CallAssembler:
 
 
 def _is_nothing(call: PartialCall) -> bool:
-    """Return whether a call consists only of an ID or an index. LiteLLM may send `{}` beside a thought, as if it
-    called."""
+    """Return whether a call has neither a name nor arguments. An empty object without an ID does not count as
+    arguments: LiteLLM may send `{}` in a call that it adds to a thought."""
     arguments = "".join(call.pieces).strip()
     return not call.name.strip() and (not arguments or (arguments == "{}" and not call.id))
 
@@ -248,6 +252,8 @@ def finished_calls(
 
 
 def _finished(call: PartialCall, offered: Mapping[str, ToolSpec], *, is_cut: bool) -> list[ToolCall]:
+    """Return the finished call. If its arguments are several objects, or it is `multi_tool_use.parallel`, return the
+    calls that it stands for; only the first of several objects keeps the ID."""
     name = tool_name(replace_lone(call.name), offered)
     tool = offered.get(name)
     extra = replace_lone_in(call.extra | ({"function": call.function_extra} if call.function_extra else {}))

@@ -9,8 +9,8 @@ from crow.domain.messages import Usage
 
 
 def read_usage(report: object) -> Usage | None:
-    """Return the token counts in one report, or None if it contains none. It may have the names of any provider,
-    because gateways mix them."""
+    """Return the token counts in one report, or None if it contains none. The counts may have the names of any
+    provider, because gateways mix them."""
     if not isinstance(report, Mapping):
         return None
     sent = first_count(report, "prompt_tokens", "input_tokens")
@@ -57,8 +57,8 @@ def first_count(report: object, *keys: str) -> int | None:
 
 def merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
     """Return `known`, updated with the counts in `report`. Reports are cumulative, so the newest count of each kind is
-    used. A zero after another count means that the report leaves it out. If `known` is not None, a `report` in which
-    both input and output are zero or missing is ignored."""
+    used. A zero does not replace a known count, because some servers send zero instead of leaving a count out. If
+    `known` is not None, a `report` in which both input and output are zero or missing is ignored."""
     if report is None or known is None:
         return report or known
     if not (report.input_tokens or report.output_tokens):

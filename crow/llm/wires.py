@@ -1,4 +1,4 @@
-"""The wires: the forms of requests and answers that an endpoint may speak. A wire is imported when it is first used."""
+"""The wires: the forms in which endpoints take requests and send answers. A wire is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Wire:
     key_header: str | None = None
     """A header that holds the key, in addition to `Authorization`."""
     default_limit: Callable[[str], int | None] = lambda _model: None
-    """Returns the output limit in tokens that requests to a model have if none is set, or None for no limit."""
+    """Takes the name of a model. Returns the output limit in tokens of requests for which no limit is set, or None if
+    such requests state no limit."""
 
 
 @cache

@@ -38,7 +38,8 @@ class Outlet(Protocol):
         ...
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification. This works even after the client is gone, because running turns still send updates."""
+        """Send a notification. If the client is gone, this raises no error, because running turns still send
+        updates."""
         ...
 
 

@@ -103,8 +103,8 @@ class EditorConnection:
     """The JSON-RPC connection to the editor.
 
     This object is also the transport of the SDK's connection, so it sees every message. The SDK handles a request and
-    sends the response in the same task. So this class uses the current task to find out which request a response
-    belongs to.
+    sends the response in the same task, and sends a request in the task that waits for its response. So the current
+    task tells this class which messages belong together.
     """
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
@@ -113,8 +113,11 @@ class EditorConnection:
         self._transport = transport
         self._ends_on_signals = ends_on_signals
         self._unanswered: set[RequestId] = set()
+        """The ids of the editor's requests that have no response yet."""
         self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
+        """What to call after the response, by the task that handles the request."""
         self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
+        """The ids of crow's requests that have no response yet, by the task that waits."""
 
     async def run(self, handle: Handler) -> None:
         """See `ClientConnection`. With `ends_on_signals`, SIGTERM, SIGINT and SIGHUP have the same effect as the end of

@@ -17,6 +17,7 @@ from crow.protocol.frames import describe_member, text_in
 from crow.protocol.sizes import PIECE_BYTES, limit_text, split_text
 
 _URI_BYTES = 20_000
+"""The limit for a URI or a name that is sent to a client."""
 
 _IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _DATA_URI = re.compile(r"data:([^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
@@ -46,8 +47,8 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
     """Remove the earlier prompts that some clients (avante) repeat with every new prompt.
 
     Such a client encloses each prompt in tags, starts with the newest prompt, and adds a sentence with the number of
-    prompts. In the first prompt of a session, the earlier prompts are new to crow. They are then kept, and the oldest
-    comes first.
+    prompts. If `is_first` is set, this is the first prompt of the session, so the earlier prompts are new to crow. They
+    are then kept, with the oldest one first.
     """
     texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
     counts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_COUNT.fullmatch(text))}

@@ -42,7 +42,7 @@ class FrameError:
     code: int
     """The code of the error."""
     message: str
-    """What is wrong, for the client's user."""
+    """A sentence for the client's user about what is wrong."""
     id: RequestId = None
     """The id of the request. None if it is unknown."""
 
@@ -75,11 +75,11 @@ class LineSplitter:
     """Splits a stream of bytes into lines."""
 
     limit: int = MAX_LINE_BYTES
-    """The most bytes that it holds of an unfinished line."""
+    """The maximum length of a line in bytes. Of a longer line, nothing is kept."""
     _parts: list[bytes] = field(default_factory=list)
     """The parts of the unfinished line."""
     _size: int = 0
-    """Its length, also if it is longer than `limit`."""
+    """The length of the unfinished line in bytes, including what was not kept."""
 
     def feed(self, data: bytes) -> list[bytes | FrameError]:
         """Add `data`, and return the lines that are now complete, without newlines. A line that is longer than the
@@ -114,7 +114,7 @@ def parse(line: bytes) -> Message | FrameError | None:
     """Parse a line. Return its message if the line is valid, an error to send if the line is invalid, and None if the
     line must be ignored.
 
-    The SDK's connection can handle every message that this function returns. In a request or notification, the method
+    The SDK's connection can handle every message that this function returns: in a request or notification, the method
     is a string and the parameters are an object. In a request, the id is valid. In an error response, the error is an
     object.
     """

@@ -32,8 +32,9 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
 _CODE_COMPANION = "CodeCompanion.nvim"
-"""The name under which this client introduces itself. It authenticates at every start, and shows the user the whole
-error object if this fails. No form of `message` and `data` suits it and the clients that show only one of the two."""
+"""The name that this client sends in `clientInfo`. It authenticates at every start, and if this fails, shows the user
+the whole error object. So it shows a sentence twice that crow repeats in `data` for clients that show only `message` or
+only `data`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class ClientCapabilities:
     terminal_auth: bool = False
     """Whether the client can start a login in a terminal."""
     terminal_auth_by_meta: bool = False
-    """Whether it needs the command of that login in `_meta`."""
+    """Whether the client reads the command of such a login from `_meta`, as an older form of the protocol had it."""
     notices: bool = False
     """Whether the client shows notices."""
     compaction: bool = False
@@ -76,8 +77,9 @@ class ClientCapabilities:
     client: JsonObject = field(default_factory=dict)
     """The client's `name` and `version`, as far as it states them."""
     is_translated: bool = False
-    """Whether a translation stands between crow and the client (see `v2.py`). It needs more than a client of version 1:
-    the client's own prompts and the states of their turns, and marks on what a load sends."""
+    """Whether the updates are translated into those of version 2 of the protocol (see `v2.py`). The translation needs
+    more updates than a client of version 1: also those with the client's own prompts and with the states of its turns,
+    and a mark on each update of a load."""
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -127,7 +129,7 @@ class OpenRequest(SessionSetup):
     servers: tuple[McpServer, ...]
     """The MCP servers that the client gives to the session."""
     is_watcher: bool = False
-    """Whether the client only wants to watch the session."""
+    """Whether the client only watches the session, and may not send prompts to it."""
     missing: str = ""
     """An error message if `cwd` does not exist, else empty."""
 

@@ -10,10 +10,10 @@ LINE_BYTES = 1_000_000
 """The maximum size of a line that crow sends. The limits for the parts of an update add up to less than this size."""
 
 TEXT_BYTES = 50_000
-"""The limit for a text, unless another one is given."""
+"""The limit for a text for which no other limit is given."""
 
 PIECE_BYTES = 400_000
-"""A longer text is split."""
+"""A text with more bytes than this is split into several updates or content blocks."""
 
 PART_BYTES = 900_000
 """The size limit of a value that can be neither cut nor split. The limit leaves room for the rest of the line."""
@@ -31,8 +31,8 @@ def limit_text(text: str, limit: int = TEXT_BYTES) -> str:
 
 
 def cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
-    """See `limit_text`. Apply `change` to the text that is kept. Also return the number of characters that were left
-    out."""
+    """Return `(shown, omitted)`: `change(text)` if that takes at most `limit` bytes of JSON, otherwise `change` of its
+    beginning, a marker and its end; and the number of characters of `text` that were left out."""
     if len(text) <= limit and _fits(shown := change(text), limit):
         return shown, 0
     keep = min(limit, len(text))
@@ -75,8 +75,8 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes of JSON. Encode the value only if counting its characters does not
-    settle the question."""
+    """Whether `value` takes at most `limit` bytes of JSON. Encoding a large value takes long, so it is encoded only if
+    the number of its characters does not give the answer."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
     if isinstance(value, dict) and _most_bytes(value) <= limit:

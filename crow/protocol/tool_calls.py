@@ -23,6 +23,8 @@ from crow.tools import PlannedCall
 Fields: TypeAlias = dict[str, Any]
 
 OUTPUT_BYTES = 100_000
+"""The limit for `rawOutput` in bytes of JSON, and for a session's plan."""
+
 _INPUT_BYTES = 150_000
 _DIFF_BYTES = 400_000
 
@@ -37,23 +39,23 @@ class CallLimits:
     text: int = TEXT_BYTES
     """The text of the result."""
     arguments: int = _INPUT_BYTES
-    """The arguments."""
+    """The arguments, in `rawInput`."""
     raw_output: int = OUTPUT_BYTES
-    """The raw output."""
+    """The structured output, in `rawOutput`."""
     diffs: int = _DIFF_BYTES
     """All diffs together."""
     attachments: int = PIECE_BYTES
     """All attachments together."""
     repeats_output: bool = True
-    """Whether the raw output repeats the text that is already in the call's content."""
+    """Whether `rawOutput` repeats the text that is already in the call's content."""
 
 
 STANDARD = CallLimits()
 FULL = CallLimits(text=300_000, repeats_output=False)
 """The limits of a replay for a client that asked for whole results. They add up to less than the limit for a line."""
 
-
 _LONG_RESULT_BYTES = 2_000
+"""If the results of a replay have fewer bytes than this, the history is so long that other parts are shortened more."""
 
 
 def short_limits(result_bytes: int) -> CallLimits:
@@ -330,8 +332,8 @@ def _is_link(uri: str | None) -> bool:
 
 
 def diff_contents(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> list[Fields]:
-    """Return the diffs with the whole texts of the files. If the texts take more than `limit` bytes, return only the
-    changed regions, and a note that says so."""
+    """Return the diffs as content of a tool call, with the whole texts of the files. If the texts take more than
+    `limit` bytes, return only the changed regions, and a note that says so."""
     return diff_view(diffs, limit)[0]
 
 

@@ -51,7 +51,7 @@ STALLED_S = 0.5
 """An editor that has read nothing for this many seconds counts as no longer reading."""
 
 FAIR_S = 0.005
-"""A task may send messages without a pause for this many seconds. Then other tasks may run."""
+"""After a task has sent messages without a pause for this many seconds, other tasks may run."""
 
 logger = logging.getLogger(__name__)
 
@@ -202,9 +202,13 @@ class StdioTransport:
         self._wire = Wire(observe)
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | FrameError] = deque()
+        """The lines that were received and not handled yet."""
         self._reading: asyncio.Task[bytes] | None = None
+        """A read that began while the editor was behind, and has not ended."""
         self._at_end = False
+        """Whether stdin has ended."""
         self._stopped = False
+        """Whether no more lines are handled, although stdin may not have ended."""
         self._sending = FairSending()
 
     async def receive(self) -> Message | None:
@@ -301,7 +305,7 @@ class _WaitingLine:
     left: asyncio.Future[None]
     """Done when the line was written or dropped."""
     is_begun: bool
-    """Whether a part of the line was written. The rest of it must follow then."""
+    """Whether a part of the line was written. If so, its rest must be written, too."""
     is_response: bool
     """Whether the line is a response."""
 
@@ -317,7 +321,9 @@ class _Sink:
         self._waiting: deque[_WaitingLine] = deque()
         self._waiting_bytes = 0
         self._last_read_at = self._loop.time()
+        """When the reader last took some bytes."""
         self._is_ending = False
+        """Whether `close` has begun to write only responses."""
         self._caught_up: asyncio.Future[None] | None = None
         self.is_gone = False
         mode = os.fstat(fd).st_mode

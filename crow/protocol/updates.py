@@ -100,13 +100,14 @@ def turn_state(turn: events.TurnBegan | events.TurnEnded | None) -> dict[str, An
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
-    """Return an update with the state of a turn that another client started. A client of version 1 learns the state of
-    its own turns from the responses to its prompts."""
+    """Return an update with the state of a turn. Clients of version 1 get it for the turns of other clients only: they
+    learn the states of their own turns from the responses to their prompts."""
     return new_update("session_info_update", _meta={"acp/turnState": dict(state)})
 
 
 def list_change_update(event: events.SessionListChanged) -> Update:
-    """Return an update that changes nothing of its own session, and says what has changed in the list of sessions."""
+    """Return an update about a change in the list of sessions. The update changes nothing in the session to which it is
+    sent."""
     changed = {"sessionId": event.session_id, "change": event.change}
     if event.title is not None:
         changed["title"] = title_line(event.title)
@@ -120,7 +121,8 @@ def notice_updates(severity: str, title: str, description: str = "") -> tuple[Up
 
 
 def turn_end_words(stop: str, detail: str, *, is_answered: bool) -> str:
-    """Return what a remark says about the end of a turn. It is empty if the turn succeeded and has an answer."""
+    """Return the text of a remark about the end of a turn. It is empty if the turn succeeded and has an answer.
+    `detail` is the reason, if crow knows one."""
     match stop:
         case "interrupted":
             return detail or _INTERRUPTED_TURN

@@ -36,10 +36,12 @@ class Converter:
     def __init__(self) -> None:
         self.is_replaying = False
         self._replayed: set[tuple[str, str]] = set()
+        """The messages of this replay so far, each by its kind and id."""
         self._message = ("", "")
+        """The kind and id of the message to which the last chunk belonged."""
 
     def end_replay(self) -> None:
-        """Treat the next updates as live again, or as another replay."""
+        """End the replay, if there is one. The next updates are live, or belong to another replay."""
         self.is_replaying = False
         self._replayed.clear()
 
@@ -71,7 +73,7 @@ class Converter:
         if self.is_replaying:
             is_first = message not in self._replayed
             self._replayed.add(message)
-        else:  # the text of the model is streamed
+        else:  # only prompts are sent whole; the model's text is streamed
             is_first = kind == "user_message_chunk" and message != self._message
         self._message = message
         if not is_first:
@@ -125,24 +127,24 @@ def call_content(content: Sequence[Fields]) -> list[Fields]:
     for item in content:
         if isinstance(item, DiffFields):
             regions.setdefault(item["path"], []).append(item)
-    said = []
+    converted = []
     for item in content:
         if not isinstance(item, DiffFields):
-            said.append(item)
+            converted.append(item)
         elif item["path"] in regions:
-            said.append(_diff(item["path"], regions.pop(item["path"])))
-    return said
+            converted.append(_diff(item["path"], regions.pop(item["path"])))
+    return converted
 
 
 def config_options(options: Iterable[Mapping[str, Any]]) -> list[Fields]:
-    """Return the config options of a session."""
+    """Return a session's config options in the form of version 2."""
     return [
         {"configId": option["id"]} | {key: value for key, value in option.items() if key != "id"} for option in options
     ]
 
 
 def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
-    """Return the slash commands of a session."""
+    """Return a session's slash commands in the form of version 2."""
     return [
         {"type": "command", **command} | ({"input": {"type": "text", **command["input"]}} if "input" in command else {})
         for command in offered

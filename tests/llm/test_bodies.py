@@ -1,4 +1,4 @@
-"""Tests of response bodies: answers that are not streamed, compressed answers, and lists of models that do not end."""
+"""Tests of HTTP responses: bodies that are not streamed, compressed or endless, and headers about limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from crow.domain.errors import ModelError, ModelTimeout, ProtocolError
 from crow.llm import client
 from tests.llm.chat.test_chat_completions import ASK, ask, asking
-from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, failing, sse
 
 
 @pytest.mark.parametrize("text", ["a\u2028b", "a\u0085: b"])
@@ -33,6 +33,13 @@ async def test_a_complete_answer_counts_although_the_compressed_body_ends_with_a
             async for _ in stream:
                 gate.open()
         assert (stream.answer.text, len(endpoint.asked)) == ("Hello", 1)
+
+
+async def test_an_overload_is_tried_again_whenever_the_rate_limit_resets() -> None:
+    reply = failing(503, "busy", headers={"x-ratelimit-reset-requests": "1h", "x-ratelimit-reset": "86400"})
+    async with FakeEndpoint() as endpoint, asking(endpoint) as model:
+        endpoint.script(reply)
+        assert (await ask(model))[1].text == "Hello there."
 
 
 async def failure_to_list(endpoint: FakeEndpoint) -> ModelError:

@@ -241,6 +241,19 @@ async def test_an_error_hides_the_values_of_headers_but_not_each_last_word_of_th
     assert "Neither [secret] nor [secret] suits this editor" in str(error)
 
 
+async def test_a_refusal_that_repeats_the_key_is_remembered_without_it() -> None:
+    memory = Memory()
+    async with (
+        FakeEndpoint() as endpoint,
+        asking(endpoint, memory=memory, api_key="sk-secret") as model,
+    ):
+        endpoint.script(failing(400, "stream_options is not supported for sk-secret"))
+        await ask(model)
+    assert list(refusals(memory)) == ["stream_options"]
+    assert "supported for [secret]" in str(memory.facts)
+    assert "sk-secret" not in str(memory.facts)
+
+
 async def test_an_answer_does_not_wait_for_the_list_of_models() -> None:
     gate = Gate()
     async with Listing({"id": "fake-model", "max_model_len": 16384}, gate=gate) as endpoint, asking(endpoint) as model:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import date, timedelta
 
+import anyio
 import pytest
 
 from crow.domain.errors import BadRequest
@@ -14,11 +15,11 @@ from crow.domain.messages import ToolSpec, WireName
 from crow.llm import Request
 from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
-from crow.llm.endpoint import Endpoint
+from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.llm.errors import parse_error_response, refuses_wire
 from crow.llm.facts import describe_facts
-from tests.llm.chat.test_chat_completions import ASK, Memory, Waits, failure_of, refusals
-from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, failing, sse, text
+from tests.llm.chat.test_chat_completions import ASK, Memory, Waits, ask, failure_of, refusals
+from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, chunk, failing, sse, text
 
 TOOL = ToolSpec(name="shell", description="Run.", input_schema={"type": "object"})
 WITH_TOOLS = replace(ASK, tools=(TOOL,))
@@ -84,6 +85,34 @@ async def test_the_next_wire_answers_in_the_same_request_and_is_the_first_one_fr
         "API Chat Completions",
         "Crow uses another API of this endpoint",
     )
+
+
+SILENT: Mapping[WireName, tuple[dict[str, object], ...]] = {
+    "chat": (chunk({"role": "assistant", "content": ""}), chunk({"content": "Hello"}, finish="stop")),
+    "responses": (
+        {"type": "response.created", "response": {"status": "in_progress"}},
+        {"type": "response.output_text.delta", "delta": "Hello"},
+        {"type": "response.completed", "response": {}},
+    ),
+    "messages": (
+        {"type": "message_start", "message": {"role": "assistant", "usage": {"input_tokens": 1}}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("wire", ALL)
+async def test_a_model_may_think_in_silence_after_the_event_that_announces_an_answer(wire: WireName) -> None:
+    first, *others = SILENT[wire]
+    reply = Reply(steps=(sse(first, done=False), 0.3, sse(*others)), headers={"Content-Type": "text/event-stream"})
+    async with FakeEndpoint(otherwise=reply) as endpoint:
+        endpoint.wires = (wire,)
+        settings = Endpoint(base_url=endpoint.base_url, model="fake-model", dialect=Dialect(wires=(wire,)))
+        model = EndpointClient(replace(settings, timeouts=EndpointTimeouts(idle_s=0.05, grace_s=60)))
+        with anyio.fail_after(60):
+            assert (await ask(model))[1].text == "Hello"
+        await model.close()
 
 
 async def test_a_wire_is_tested_after_a_day_by_a_request_with_tools_only() -> None:

@@ -117,7 +117,7 @@ class StreamParser(AnswerParser):
             self._read_delta(delta)
 
     def _read_without_delta(self, choice: dict[str, object]) -> None:
-        """Read a choice that has a whole message or plain text instead of a delta."""
+        """Read a choice in which a whole message or plain text takes the place of the delta."""
         message = choice.get("message")
         if type(message) is not dict:
             text = choice.get("delta") or choice.get("text")
@@ -194,7 +194,7 @@ class StreamParser(AnswerParser):
 
 
 _Ending: TypeAlias = FinishReason | Literal["failed", "too_long", "malformed"]
-"""One of crow's finish reasons, or the reason why there is no answer."""
+"""The meaning of a finish reason: one of crow's finish reasons, or what is wrong with the answer."""
 
 _ENDINGS: tuple[tuple[_Ending, str], ...] = (
     ("length", "length max_tokens max_output_tokens max_completion_tokens max_length model_length incomplete"),
@@ -225,8 +225,8 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word is treated as `stop`: if it stands for a failure and the
-    answer is empty, an error is raised anyway."""
+    """Return the meaning of a finish reason. An unknown word means `stop`. If it stands for a failure and the answer is
+    empty, the check for empty answers raises an error later."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending

@@ -28,13 +28,14 @@ _MIN_BUDGET = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claude:
-    """What one model takes."""
+    """The properties of one model that decide about the form of requests."""
 
     thinking: Literal["adaptive", "budget", "none"]
     """`adaptive`: the model decides how much it thinks, guided by an effort. `budget`: the request limits the
     tokens."""
     off: Literal["disabled", "between_tools", "omitted", "never"]
-    """How a request turns thinking off. `omitted`: it says nothing about thinking. `never`: it cannot be turned off."""
+    """How a request turns thinking off. `disabled`, `between_tools`: with this word in `thinking.type`. `omitted`: by
+    saying nothing about thinking. `never`: thinking cannot be turned off."""
     thinks_by_default: bool
     """Whether the model thinks if a request says nothing about thinking."""
     min_cached_tokens: int
@@ -51,7 +52,7 @@ _OTHER = Claude(
 
 @lru_cache(64)
 def claude(model: str) -> Claude:
-    """Return what the model of this name takes."""
+    """Return the properties of the model with this name."""
     found = _NAME.search(model)
     if found is None:
         return _OTHER
@@ -81,8 +82,8 @@ def _off(line: str, version: tuple[int, int]) -> Literal["disabled", "between_to
 
 
 def _min_cached(line: str, version: tuple[int, int]) -> int:
-    """Return the least number of tokens that the model caches. Where Anthropic's platforms differ, return the smaller
-    one: a marker that is too early costs nothing."""
+    """Return the length in tokens from which on the model caches a prompt. If Anthropic's platforms differ, return the
+    smaller one: a cache marker in a shorter prompt costs nothing."""
     if (line == "haiku" and version == (4, 5)) or (line == "opus" and (4, 5) <= version <= (4, 6)):
         return 4_096
     if (line == "opus" and version == (4, 7)) or (line == "haiku" and version < (4, 5)):
@@ -100,31 +101,31 @@ def _max_output(line: str, version: tuple[int, int]) -> int:
 
 
 def thinking_members(
-    level: ThoughtLevel | None, model: str, *, limit: int, forms: frozenset[str], may_think: bool
+    level: ThoughtLevel | None, model: str, *, limit: int, refused: frozenset[str], may_think: bool
 ) -> dict[str, object]:
     """Return the request members that ask for this thought level. `limit` is the output limit in tokens.
 
-    `forms` are the forms that the endpoint refuses: `adaptive_thinking`, `thinking_budget`, `thinking_off`, `effort`
-    and `thinking_display`. If `may_think` is False, the conversation stands in the middle of a tool loop without
-    thoughts, and models with a budget cannot begin to think there.
+    `refused` has the forms that the endpoint refuses, of `adaptive_thinking`, `thinking_budget`, `thinking_off`,
+    `effort` and `thinking_display`. `may_think` is False in the middle of a tool loop without thoughts: models with a
+    budget cannot begin to think there.
     """
     known = claude(model)
     form = known.thinking
-    if form == "adaptive" and "adaptive_thinking" in forms:
+    if form == "adaptive" and "adaptive_thinking" in refused:
         form = "budget"
-    if form == "budget" and "thinking_budget" in forms:
-        form = "none" if "adaptive_thinking" in forms else "adaptive"
-    shown = {} if "thinking_display" in forms else {"display": "summarized"}
+    if form == "budget" and "thinking_budget" in refused:
+        form = "none" if "adaptive_thinking" in refused else "adaptive"
+    shown = {} if "thinking_display" in refused else {"display": "summarized"}
     adaptive: dict[str, object] = {"thinking": {"type": "adaptive", **shown}}
     if level is None:
         # Newer models think anyway, but send their thoughts only on request.
         return adaptive if form == "adaptive" and known.thinks_by_default and shown else {}
     if level == "off":
-        if known.off == "never" or "thinking_off" in forms:
-            return {} if form != "adaptive" or "effort" in forms else {"output_config": {"effort": "low"}}
+        if known.off == "never" or "thinking_off" in refused:
+            return {} if form != "adaptive" or "effort" in refused else {"output_config": {"effort": "low"}}
         return {} if known.off == "omitted" else {"thinking": {"type": known.off}}
     if form == "adaptive":
-        return adaptive if "effort" in forms else {**adaptive, "output_config": {"effort": level}}
+        return adaptive if "effort" in refused else {**adaptive, "output_config": {"effort": level}}
     budget = min(_BUDGETS[level], limit - _MIN_BUDGET)
     if form == "none" or budget < _MIN_BUDGET or not may_think:
         return {}

@@ -26,9 +26,10 @@ _THOUGHTS = frozenset({"thinking", "redacted_thinking"})
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 _MARK = b',"cache_control":{"type":"ephemeral"}'
 _END = b"}]}"
-"""Every message and the system prompt end with these bytes. A cache mark is put in front of them."""
+"""Every message ends with these bytes. A cache mark is put in front of them."""
 
 _BYTES_PER_TOKEN = 4
+"""An estimate, for the length from which on a model caches a prompt."""
 
 _THINKING_FORMS = frozenset({"adaptive_thinking", "thinking_budget", "thinking_off", "effort", "thinking_display"})
 """Parts of a request that say how much the model should think, and that an endpoint may refuse one by one."""
@@ -46,8 +47,8 @@ class _Encoded:
     starts_with_thought: bool = False
     """Whether the first block is a thought."""
     ended: bytes | None = None
-    """If the endpoint paused in this answer, the blocks to send once something else than the rest of the answer
-    follows. A call of a tool that the server runs itself is then left out if it has no result."""
+    """If the endpoint paused in this answer, the blocks to send as soon as a message other than the rest of the answer
+    follows: without the calls of the server's own tools that have no result. None if it did not pause."""
 
 
 class MessagesEncoder(Encoder[_Encoded]):
@@ -74,8 +75,9 @@ class MessagesEncoder(Encoder[_Encoded]):
         is_streamed = dialect.streams and "stream" not in dialect.left_out
         head: dict[str, object] = {"model": model, "max_tokens": limit, "stream": is_streamed}
         if "thought_level" not in dialect.left_out:
-            forms, may_think = dialect.left_out & _THINKING_FORMS, _may_think(self._encoded)
-            head.update(thinking_members(request.thought_level, model, limit=limit, forms=forms, may_think=may_think))
+            refused, may_think = dialect.left_out & _THINKING_FORMS, _may_think(self._encoded)
+            level = request.thought_level
+            head.update(thinking_members(level, model, limit=limit, refused=refused, may_think=may_think))
         if choice := _tool_choice(request, dialect):
             head["tool_choice"] = choice
         return head
@@ -162,8 +164,9 @@ class _Sequence:
 
     def sent(self) -> tuple[list[bytes], list[int]]:
         """Return all messages so far, and the positions of those that may have a cache mark: the newest message, and
-        the one that was the newest in the request before, where the endpoint finds what it cached then. A conversation
-        ends with a message of the user, because newer models do not continue an answer, unless they paused in it."""
+        the one that was the newest in the request before, up to which the endpoint has cached the prompt. The
+        conversation ends with a message of the user, unless the model paused in its answer: newer models do not
+        continue other answers."""
         sent, at = list(self._sent), len(self._roles) - 1
         if at < 0 or (self._roles[at] == "assistant" and self._paused is None):
             sent.append(_message("user", json_bytes(_text(GO_ON if sent else EMPTY_TEXT))))
@@ -179,9 +182,8 @@ def _message(role: _Role, blocks: bytes) -> bytes:
 
 
 def _may_think(encoded: Sequence[_Encoded]) -> bool:
-    """Return whether the model may begin to think with a budget of tokens: at the start of a turn, or if the turn began
-    with a thought. Otherwise it would have to think in the middle of a turn that began without thoughts, which is
-    refused."""
+    """Return whether the model may think with a budget of tokens: at the start of a turn, or if the turn began with a
+    thought. Endpoints refuse thoughts in the middle of a turn that began without one."""
     first: _Encoded | None = None
     for at in range(len(encoded) - 1, -1, -1):
         each = encoded[at]
@@ -244,7 +246,8 @@ def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:
 
 
 def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialect: Dialect) -> list[dict[str, object]]:
-    """Return the blocks of an answer. If this endpoint sent the answer, they are the same as it sent, in its order."""
+    """Return the blocks of an answer. If the answer came from this endpoint, return the blocks that it sent, in their
+    order."""
     items = items_of(message, endpoint=endpoint, wire="messages", text_of=_text_of)
     if items is None or "opaque" in dialect.left_out:
         items = (*((PlainText(text=message.text),) if message.text.strip() else ()), *message.calls)
@@ -255,21 +258,20 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
 
 
 def _with_end(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the blocks in a form that may stand at the end: an answer may not consist of thoughts alone, or end with
-    one."""
+    """Return the blocks, with a text added if there are none or the last one is a thought: an answer may not end so."""
     return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
 
 
 def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the blocks of an answer that does not go on. A call of a server's tool that has no result is refused
-    there."""
+    """Return the blocks of an answer that does not go on, without the calls of the server's own tools that have no
+    result, because the endpoint would refuse them."""
     finished = {str(block.get("tool_use_id")) for block in blocks}
     return _with_end([block for block in blocks if not _is_server_call(block) or str(block.get("id")) in finished])
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:
-    """Return whether the block is a call of a tool that the server runs itself. If the same answer has calls that crow
-    runs, the server runs its own only when it gets their results. Until then, the block has no result."""
+    """Return whether the block is a call of a tool that the server runs itself. It has no result yet if the same answer
+    calls tools of crow: the server runs its own tools only after it has got the results of crow's."""
     return str(block["type"]).endswith("_tool_use")
 
 
@@ -283,7 +285,7 @@ def _own_block(item: Item | PlainText | domain.ToolCall, message: domain.Assista
             return {**data, **_call(message.calls[number])}
         case Item(data=data):
             if data.get("type") == "text" and not (_text_of(data) or "").strip():
-                return None  # Anthropic sends blocks of blank text and of none, but does not accept them
+                return None  # Anthropic sends blocks with blank or empty text, but does not accept them
             required = ("thinking", "signature") if data.get("type") == "thinking" else ()
             return {**data, **{key: "" for key in required if key not in data}}
         case _ as never:

@@ -1,8 +1,9 @@
 """Parses one answer of Anthropic's Messages: takes the data of events and returns deltas and one complete answer.
 
-An answer is a list of blocks: text, thoughts, tool calls, and blocks of kinds that crow does not know. If a request
-has to repeat more of them than text and calls, all blocks are kept as the items of the answer. The parser does not rely
-on declared types: it uses known members if they have the right type and ignores everything else.
+An answer is a list of blocks: text, thoughts, tool calls, and blocks of kinds that crow does not know. If there is
+anything besides text and calls that later requests have to repeat, all blocks are stored as the items of the answer.
+The parser does not rely on declared types: it uses known members if they have the right type and ignores everything
+else.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ class _Block:
 
     kind: _Kind
     index: object
+    """The block's index in the stream, as `_key` returns it. None if the server sends none."""
     members: dict[str, object] = field(default_factory=dict)
+    """The members that arrived at the start of the block, or at once."""
     growing: dict[str, list[str]] = field(default_factory=dict)
     """The pieces of members that arrive in several deltas, by member."""
     call: int = 0
     """The number of the call in the assembler."""
     has_words: bool = False
+    """Whether text of the block, or a piece of its thought, has been shown."""
     thought_chars: int = 0
     """The length of the thought so far."""
 
@@ -83,9 +87,13 @@ class MessagesParser(AnswerParser):
         super().__init__(tools, origin=origin, new_id=new_id)
         self._calls = CallAssembler(tools, new_id=new_id)
         self._blocks: list[_Block] = []
+        """All blocks in order of arrival, except those beyond `_MAX_BLOCKS`."""
         self._open: dict[object, _Block] = {}
+        """The blocks that have not ended, by index."""
         self._latest: dict[object, _Block] = {}
+        """The newest block with each index, also if it has ended."""
         self._started: dict[tuple[object, str], _Block] = {}
+        """The tool calls by index and id, to notice a call that is started twice."""
         self._counts: dict[str, int] = {}
         self._stop_word: str | None = None
         self._explanation = ""
@@ -119,7 +127,7 @@ class MessagesParser(AnswerParser):
         elif kind == "content_block_stop":
             self._open.pop(_key(event.get("index")), None)
         elif kind == "message_start":
-            self._has_deltas = True  # the model is at work
+            self._has_deltas = True  # the endpoint may charge for the answer from now on
             self._read_head(event.get("message"))
         elif kind == "message_delta":
             self._read_head(event.get("delta"))
@@ -196,7 +204,7 @@ class MessagesParser(AnswerParser):
     def _new_block(self, kind: _Kind, index: object, content: Mapping[str, object] | None = None) -> _Block:
         self._has_deltas = True
         block = _Block(kind, _key(index), dict(content or {"type": kind}))
-        if len(self._blocks) < _MAX_BLOCKS:  # what comes in further blocks is read, but their places are not kept
+        if len(self._blocks) < _MAX_BLOCKS:  # the text of further blocks is read, but it is not sent back as blocks
             self._blocks.append(block)
         self._open[block.index] = self._latest[block.index] = block
         return block
@@ -366,7 +374,8 @@ class MessagesParser(AnswerParser):
     def _opaque(self) -> JsonObject:
         blocks = self._in_order()
         finish, calls = self._ending or ("stop", ())
-        # If crow has split, joined or dropped a call, the calls follow the other blocks.
+        # If crow has split, joined or dropped a call, no item stands for a call. Requests then send all calls after the
+        # other blocks.
         has_calls = sum(block.kind == "call" for block in blocks) == len(calls)
         is_cut = finish in {"length", "refusal"}
         items: list[Item] = []
@@ -392,7 +401,8 @@ class MessagesParser(AnswerParser):
 
 
 def _are_plain(items: Sequence[Item]) -> bool:
-    """Return whether the items are nothing but text and calls after it. Messages without items have the same order."""
+    """Return whether the items are only text, followed by calls. They need not be stored then, because messages without
+    items are sent in this order, too."""
     kinds = [str(item.data.get("type")) for item in items]
     has_more = any(
         value is not None for item in items for key, value in item.data.items() if key not in {"type", "text"}
@@ -421,7 +431,8 @@ def _key(index: object) -> object:
 
 
 def _with_input(block: dict[str, object]) -> dict[str, object]:
-    """Read the input of a call that the server runs itself. It arrives as pieces of JSON."""
+    """Return the block with its input decoded. The input of a call that the server runs itself arrives as pieces of
+    JSON."""
     if isinstance(block.get("input"), str):
         try:
             block["input"] = json.loads(str(block["input"]))
@@ -452,7 +463,8 @@ def _counts_in(report: object) -> dict[str, int]:
 
 
 def _usage_of(counts: Mapping[str, int]) -> Usage:
-    """Return crow's form of the counts. Anthropic's input count leaves out what was read from the cache or written."""
+    """Return the counts as crow's usage. Anthropic's input count does not include the tokens that were read from the
+    cache or written to it."""
     fresh = counts.get("fresh")
     return Usage(
         input_tokens=None if fresh is None else fresh + counts.get("read", 0) + counts.get("written", 0),

@@ -1,7 +1,7 @@
 """Encodes requests to Responses.
 
-The log is crow's own, so nothing is stored at the endpoint: each request has the whole conversation. Reasoning comes
-back encrypted, and returns with its answer to the endpoint that made it.
+Crow keeps the log itself and lets the endpoint store nothing, so each request contains the whole conversation. The
+endpoint sends its reasoning encrypted, and crow sends it back to the same endpoint with the answer.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Encoded:
 
     message: domain.Message
     sent: bytes
-    after: frozenset[str]
-    """The ids of the custom calls before the message. Their results have another form."""
+    custom: frozenset[str]
+    """The ids of those calls of the last answer that are sent as custom calls. Their results have another form."""
 
 
 class ResponsesEncoder(Encoder[_Encoded]):
@@ -102,13 +102,13 @@ class ResponsesEncoder(Encoder[_Encoded]):
         return _tool(spec, self._dialect)
 
     def _is_known(self, known: _Encoded, message: domain.Message) -> bool:
-        return known.after == self._custom_before(message) and super()._is_known(known, message)
+        return known.custom == self._custom_before(message) and super()._is_known(known, message)
 
     def _custom_before(self, message: domain.Message) -> frozenset[str]:
         """Return the ids of the calls of the last answer, up to this message, that are sent as custom calls."""
         if isinstance(message, domain.AssistantMessage):
             return _custom_calls(message, self._endpoint, self._dialect)
-        return self._encoded[-1].after if self._encoded else frozenset()
+        return self._encoded[-1].custom if self._encoded else frozenset()
 
     def _encode(self, message: domain.Message) -> _Encoded:
         custom = self._custom_before(message)
@@ -181,7 +181,7 @@ def _assistant(message: domain.AssistantMessage, *, endpoint: str, dialect: Dial
                 sent.append(_call(item))
             case Item(data=data, call=None):
                 if data.get("type") != "reasoning" or data.get("encrypted_content") or data.get("content"):
-                    # Without its content, the endpoint would look for an item that it has not stored.
+                    # Reasoning without its content is left out: the endpoint would look for it in its own store.
                     sent.append(dict(data))
             case Item(data=data, call=index):
                 sent.append(_own_call(data, message.calls[index or 0], dialect))
@@ -278,7 +278,7 @@ def _tool(tool: domain.ToolSpec, dialect: Dialect) -> dict[str, object]:
         "parameters": tool.input_schema,
     }
     if "strict" not in dialect.left_out:
-        # Without this member, the endpoint may change a schema until it is strict.
+        # If this member is missing, the endpoint may change a schema to make it strict.
         sent["strict"] = is_strict(tool.input_schema)
     return sent
 

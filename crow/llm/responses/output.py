@@ -20,8 +20,10 @@ CALL_TYPES: dict[str, frozenset[str]] = {
 _MAX_OUTPUTS = 10_000
 _MAX_PARTS = 10_000
 _MAX_COMPARED = 20
-"""With at most this many items is an item compared that has another id."""
+"""An item with an unknown id is compared with at most this many items that have begun."""
+
 _COMPARED_CHARS = 1_000
+"""Only this many characters at the beginning of two texts are compared."""
 
 
 def freeform_property(tool: ToolSpec | None) -> str:
@@ -39,7 +41,8 @@ class Part:
     """`output_text` or `refusal`; for reasoning `content` or `summary`."""
     pieces: list[str] = field(default_factory=list)
     is_whole: bool = False
-    """Whether an event has ended the part. Pieces that come later are out of order, and have been read already."""
+    """Whether an event has ended the part. Pieces that arrive later are ignored: they are out of order, and the event
+    at the end contained them."""
 
     def missing_of(self, whole: str) -> str:
         """Return the end of `whole` that has not arrived yet. Return an empty text if `whole` does not begin with what
@@ -53,23 +56,30 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """An output item while it arrives."""
+    """An output item. An event announces it, pieces arrive, and an event with the whole item ends it. Any of these may
+    be missing."""
 
     kind: str
+    """The type of the item, such as `message`."""
     id: str = ""
     index: int | None = None
+    """The position that the server gives the item in the response."""
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+    """The parts of the text by their kind and index."""
     call: PartialCall | None = None
+    """The call that the item makes, or None if it is no call."""
     data: JsonObject | None = None
-    """The whole item as it came at its end."""
+    """The whole item as an event at its end contained it. None before its end."""
     has_text: bool = False
+    """Whether text of the message has been shown."""
     shown: str | None = None
-    """Whether the content or the summary of reasoning is shown."""
+    """Of reasoning, the kind of the parts that are shown: `content` or `summary`. None before the first one."""
     is_announced: bool = False
+    """Whether an event with the item has arrived, at its start or at its end."""
     is_whole: bool = False
     """Whether the input of a call is complete."""
     early: str = ""
-    """The input that a call had when it was announced. It counts only if no other came."""
+    """The input that a call had when it was announced. It is used only if no other input arrives."""
 
     def part(self, index: object, kind: str) -> Part:
         """Return the part at this index, which is 0 if the server sends none."""
@@ -100,7 +110,7 @@ class Outputs:
         return sorted(self._all, key=lambda each: each.index or 0)
 
     def find(self, event: JsonObject, kind: str) -> Output:
-        """Return the item that an event with a piece belongs to. Open it if the server did not announce it."""
+        """Return the output to which an event with a piece belongs. If the server did not announce it, add it."""
         item_id, index = _id(event.get("item_id")), _index(event.get("output_index"))
         known = self._by_id.get((kind, item_id)) if item_id else None
         if index is not None and (known is None or known.index != index):
@@ -111,7 +121,8 @@ class Outputs:
         return known or self._add(kind, item_id, index)
 
     def open(self, item: JsonObject, event: JsonObject, *, is_done: bool) -> Output | None:
-        """Return the item that an event with a whole item belongs to. Return None if the item has ended already."""
+        """Return the output to which an event with a whole item belongs. Return None if the output has ended already.
+        `is_done` means that the event ends the item; otherwise it announces the item."""
         kind, item_id = str(item["type"]), _id(item.get("id")) or _id(event.get("item_id"))
         # llama.cpp gives calls no id, and names them by the id of the call.
         item_id = item_id or (_id(item.get("call_id")) if kind in CALL_TYPES else "")
@@ -139,7 +150,7 @@ class Outputs:
         return None if known.data is not None else known
 
     def _name(self, output: Output, item_id: str, index: int | None) -> None:
-        """Note another id and the index of an item, which may have begun without them."""
+        """Remember an id and an index of an output, which may have begun with another id or without an index."""
         if item_id:
             self._by_id.setdefault((output.kind, item_id), output)
         if output.index is None and index is not None:
@@ -147,16 +158,19 @@ class Outputs:
             self._by_index.setdefault((output.kind, index), output)
 
     def close(self, output: Output, item: JsonObject) -> None:
-        """Note the whole item."""
+        """End an output with the whole item."""
         output.data = item
         self._unended.get(output.kind, {}).pop(output, None)
         if output.kind != "message" and output.call is None:
             self.size += len(json.dumps(item, default=str))
 
     def unread(self, items: Sequence[object]) -> Iterator[tuple[JsonObject, Output]]:
-        """Return those items of the list at the end of the response that have not arrived as a whole, each with the
-        output that it belongs to. Ids decide first. Items with other ids are matched in order, also if their places in
-        the list are not those in the stream."""
+        """Match the items of the list at the end of the response with the outputs that have arrived. Yield each item
+        that has not arrived as a whole, with its output, which is new if no other matches.
+
+        Ids decide first. Items with unknown ids are matched in order: with the output at the same place, or with the
+        first one that fits.
+        """
         listed = [(at, item) for at, item in enumerate(items) if type(item) is dict and type(item.get("type")) is str]
         order, named = self.in_order(), self._names()
         found: dict[int, Output] = {}
@@ -174,7 +188,7 @@ class Outputs:
                 continue
             kind = str(item["type"])
             rest = left.get(kind, [])
-            if (same := _named(item, named, taken)) is not None:  # the list has it twice
+            if (same := _named(item, named, taken)) is not None:  # an earlier item of the list has the same id
                 found[at] = same
                 continue
             place = self._by_index.get((kind, at)) or (order[at] if at < len(order) and order[at].data else None)
@@ -194,7 +208,7 @@ class Outputs:
                 yield item, found[at]
 
     def _names(self) -> dict[tuple[str, str], deque[Output]]:
-        """Return the items by kind and each id that they have, also that of a call."""
+        """Return the outputs by their kind and each of their ids. The id of its call counts as an id of an output."""
         named: dict[tuple[str, str], deque[Output]] = {}
         for each in self._all:
             for name in {each.id, each.call.id if each.call is not None else ""} - {""}:
@@ -211,7 +225,9 @@ class Outputs:
             self.size += len(piece)
 
     def complete_call(self, output: Output, members: JsonObject, *, is_done: bool = True) -> None:
-        """Add what an event with a whole call says: its id and name, and the input as far as it has not come yet."""
+        """Add the id, the name and the input in `members`, an event or item with a whole call. An input that is not
+        empty replaces the pieces that have arrived. `is_done` means that the event ends the call; otherwise it
+        announces the call."""
         call = output.call
         if call is None:
             return
@@ -280,7 +296,7 @@ def _may_end(output: Output, item: JsonObject, *, is_nameless: bool) -> bool:
 
 
 def _fits(output: Output, item: JsonObject) -> bool:
-    """Return whether what has come of this output can be a part of `item`, which has the same kind."""
+    """Return whether the pieces of this output so far can be the beginning of `item`, which has the same kind."""
     if output.call is not None:
         name, call_id = item.get("name"), item.get("call_id")
         return output.call.name in {"", name} and (not call_id or output.call.id in {"", call_id})
@@ -292,7 +308,7 @@ def _fits(output: Output, item: JsonObject) -> bool:
 
 
 def _head(pieces: Iterable[object]) -> str:
-    """Return the first characters of a text, without blanks. More need not be compared."""
+    """Return the first `_COMPARED_CHARS` characters of the joined pieces, without blanks."""
     head = ""
     for piece in pieces:
         head += piece[:_COMPARED_CHARS] if isinstance(piece, str) else ""

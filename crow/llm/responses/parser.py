@@ -2,7 +2,7 @@
 
 Servers repeat what they stream: each delta is followed by events with the whole text, the whole part, the whole item
 and the whole response. A server may leave any of them out, send them twice, or number items differently. So the parser
-takes from each event only what has not come yet.
+takes from each event only those parts that have not arrived yet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DELTAS = frozenset(
         *(_TEXT, f"{_ARGUMENTS}.delta", "response.reasoning_summary_text.delta", "response.reasoning_text.delta"),
     }
 )
-"""The events of which an answer has thousands."""
+"""The kinds of events of which an answer has thousands. They are read on a faster path."""
 
 _RECENT = 100
 """At least this many events are remembered, to notice those that a server sends twice."""
@@ -47,8 +47,8 @@ _ENDS = {
 _NEEDS_OUTPUT = frozenset(
     {"local_shell_call", "shell_call", "apply_patch_call", "computer_call", "mcp_approval_request"}
 )
-"""Items that ask the client for a result, unless the server has added its own. Crow offers none of these tools, so it
-cannot answer such an item, and a request that repeats the item without an answer would be refused."""
+"""Types of items that ask the client for a result, unless the answer contains the server's own result. Crow offers none
+of these tools, so it cannot answer such an item. A request that repeats the item without a result would be refused."""
 
 
 class ResponsesParser(AnswerParser):
@@ -66,12 +66,17 @@ class ResponsesParser(AnswerParser):
         self._new_id = new_id
         self._outputs = Outputs()
         self._recent: dict[int, dict[str, object]] | None = {}
+        """The newest events by their numbers. None if the server's numbers mean nothing."""
         self._older: dict[int, dict[str, object]] = {}
+        """The events before those in `_recent`."""
         self._open: Part | Output | None = None
+        """What the last event added to, if it was a delta."""
         self._open_at: tuple[object, ...] | None = None
+        """The members of that event that say what it belongs to."""
         self._status: str | None = None
         self._reason: str | None = None
         self._made: dict[int, int] = {}
+        """For each `PartialCall`, by its `id()`: the index of its call in the answer."""
 
     @property
     def is_finished(self) -> bool:
@@ -133,8 +138,8 @@ class ResponsesParser(AnswerParser):
                 self._read_thought(piece)
 
     def _is_repeated(self, number: int, event: dict[str, object]) -> bool:
-        """Return whether this event has arrived before. If different events have one number, the numbers say
-        nothing."""
+        """Return whether this event has arrived before. If two different events have the same number, the numbers mean
+        nothing, and no later event counts as repeated."""
         assert self._recent is not None
         known = self._recent.get(number) or self._older.get(number)
         if known is None:
@@ -172,7 +177,7 @@ class ResponsesParser(AnswerParser):
         elif kind.startswith((_ARGUMENTS, _INPUT)):
             self._read_input(kind, event)
         elif isinstance(response := event.get("response"), dict):
-            self._has_deltas = True  # the model is at work
+            self._has_deltas = True  # the endpoint may charge for the answer from now on
             self._add_usage(read_usage(response.get("usage")))
             if response.get("error"):
                 self._raise_error(response)
@@ -180,7 +185,8 @@ class ResponsesParser(AnswerParser):
     def _read_text(
         self, event: JsonObject, kind: str, text: object, *, is_end: bool = False, output: Output | None = None
     ) -> Part | None:
-        """Add a piece of a text, or what is missing of a whole text. Return the part if more pieces may follow."""
+        """Add a piece of a text. If `is_end` is set, `text` is the whole text, and its missing end is added. Return the
+        part if more pieces may follow, else None."""
         if type(text) is not str:
             return None
         output = output or self._outputs.find(event, "message")
@@ -216,8 +222,8 @@ class ResponsesParser(AnswerParser):
             self._read_reasoning(f"response.{kind}.done", {**event, "text": part.get("text")})
 
     def _read_reasoning(self, kind: str, event: JsonObject) -> Part | None:
-        """Read a piece of reasoning or of its summary. If an item has both, only the one that came first is shown.
-        Return the part if more pieces may follow that are shown."""
+        """Read a piece of reasoning or of its summary. If an item has both, only the kind that arrived first is shown.
+        Return the part if more pieces that are shown may follow, else None."""
         is_end = kind.endswith(".done")
         text = event.get("delta") or event.get("part") or event.get("text")
         if isinstance(text, Mapping):
@@ -267,7 +273,7 @@ class ResponsesParser(AnswerParser):
             self._read_into(output, item, is_done=is_done)
 
     def _read_into(self, output: Output, item: JsonObject, *, is_done: bool) -> None:
-        """Add to an output what its item says and has not come yet."""
+        """Add to an output those parts of `item` that have not arrived yet."""
         kind = output.kind
         self._has_deltas = True
         if kind in CALL_TYPES:

@@ -8,6 +8,8 @@ import pytest
 
 from crow.llm.dialect import Dialect
 from crow.llm.errors import parse_error_response, refused_part
+from crow.llm.facts import Refusal
+from crow.llm.models import RequestForm
 
 BOUND = "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
 CHANGED = (
@@ -55,6 +57,15 @@ def test_a_refusal_names_the_part_to_leave_out(words: str, parts: list[str]) -> 
     assert found == parts
     assert not parts or dialect.left_out == set(parts)
     assert parts or refused_part(body, dialect) is None
+
+
+def test_a_part_that_was_left_out_and_is_required_now_is_sent_again_without_the_others() -> None:
+    names = ("messages.effort", "messages.images")
+    known = {part: Refusal(part=part, source="", learned_on="", session="s") for part in names}
+    form = RequestForm(session="s", configured=Dialect(wires=("messages",)), known=known)
+    assert form.dialect.left_out == {"effort", "images"}
+    assert form.revert("output_config.effort: Field required")
+    assert form.dialect.left_out == {"images"}
 
 
 def test_these_refusals_change_nothing_on_chat_completions() -> None:
