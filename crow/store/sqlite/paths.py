@@ -91,8 +91,8 @@ _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 
-# The parent in a damaged row can be any value. So a parent is followed only if it is an older entry. `_PATH` also requires
-# the same conversation.
+# The parent in a damaged row can be any value. So a parent is followed only if it is an older entry. `_PATH` also
+# requires the same conversation.
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, conversation, steps) AS (
         SELECT id, parent, kind, conversation, 1 FROM entries

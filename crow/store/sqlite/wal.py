@@ -83,7 +83,7 @@ class WriteAheadLog:
         if not starts:
             return
         header = self._header
-        # SQLite writes a used log again from its start, with new salts. Frames with the old salts may remain at the end.
+        # SQLite writes a used log again from its start, with new salts. Frames with old salts may remain at the end.
         salt = header[1] if header else salts.most_common(1)[0][0]
         orders = [bool(header[0] & 1)] if header else [False, True]
         before = header[2] if header else None
