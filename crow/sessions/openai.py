@@ -143,7 +143,7 @@ def _plain(value: object) -> object:
 
 
 def read_spent(usage: object, model: object, cost: object, place: str = "message") -> Spent:
-    """Check the tokens, model and cost of a request. :raises ~crow.domain.errors.ArgumentError: a value is not valid."""
+    """Check tokens, model and cost of a request. :raises ~crow.domain.errors.ArgumentError: a value is not valid."""
     if model is not None and (not isinstance(model, str) or len(model) > 200 or not model.isprintable()):
         raise _refusal(f"{place}.model", model, "a name of at most 200 visible characters")
     if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e9):
