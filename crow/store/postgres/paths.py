@@ -219,6 +219,8 @@ class PathMethods(UsesDatabase):
         return None if found is None else next(iter(await select_entries(sql, [found])), None)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        if not _is_storable(session_id):  # a statement with this id would fail, and end the connection with the lock
+            raise NoSuchSession(session_id)
         with self.database.presence.watching(session_id) as changed:
 
             async def look(after: int, piece: int) -> SessionRead:
