@@ -110,7 +110,7 @@ async def session_page(
 ) -> AsyncIterator[bytes]:
     """Yield the page of a session with all its branches. `window` is the model's context window, if it is known."""
     row = await store.session(session_id)
-    reasons = {move.from_leaf: move.reason for move in await store.moves(session_id)}
+    reasons = {move.from_leaf: move.reason for move in reversed(await store.moves(session_id))}  # the last one counts
     page = _HtmlPage(row, redact, window=window)
     try:
         outline = await store.outline(session_id)

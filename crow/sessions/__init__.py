@@ -149,8 +149,8 @@ class Sessions:
 
         :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
         """
-        if limit is not None and limit < 1:
-            raise ArgumentError(f"limit is {limit}; expected 1 or more, or None for all sessions.")
+        if limit is not None:
+            _check_limit(limit)
         chosen = SessionFilter(
             directories=None if workspace is None else (str(_path(workspace)),),
             model=model,
@@ -161,8 +161,9 @@ class Sessions:
             archived=archived,
         )
         if parent is not None:
-            rows = [row for row in await self._store.subagents(parent) if _takes(chosen, row)]
-            return await sessions_of(self._store, self._admin, rows[::-1][:limit])
+            rows = [row for row in await self._store.subagents(parent) if row.has_prompt and _takes(chosen, row)]
+            rows.sort(key=lambda row: row.newest_entry, reverse=True)
+            return await sessions_of(self._store, self._admin, rows[:limit])
         return tuple(
             session_of(self._store, self._admin, one.row, one.messages, is_compacted=one.is_compacted)
             for one in await self._admin.listed(chosen, limit=limit)
@@ -200,12 +201,15 @@ class Sessions:
         limit: int = 20,
     ) -> tuple[SearchHit, ...]:
         """Search titles, prompts and answers for all words of `query`. Matching titles come first, then matching
-        entries. Newer entries come before older ones.
+        entries. Newer entries come before older ones. Return at most `limit` results.
 
         With `model`, only sessions are searched whose model has `model` in its name. With `since`, matches before that
         time are left out. With `until`, matches at or after that time are left out. A time without a time zone is local
         time.
+
+        :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
         """
+        _check_limit(limit)
         cwd = None if workspace is None else str(_path(workspace))
         scope = Scope(cwd=cwd, model=model, since_ms=_unix_ms(since), before_ms=_unix_ms(until))
         hits = await self._store.search(query, scope=scope, limit=limit)
@@ -224,6 +228,11 @@ class Sessions:
         """Yield the parts of one file from which `crow sessions import` can import all sessions, including archived
         ones."""
         return self._admin.export(None)
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise ArgumentError(f"limit is {limit}; expected 1 or more.")
 
 
 def _takes(chosen: SessionFilter, row: SessionRow) -> bool:

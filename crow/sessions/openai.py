@@ -45,13 +45,14 @@ _BAD_ARGUMENTS = "The arguments are not a JSON object."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a request used."""
+    """The model, the tokens and the cost of the request for an answer."""
 
     model: str = ""
     """Empty for the model of the session."""
     usage: Usage | None = None
+    """None if the tokens are unknown."""
     cost: float | None = None
-    """In US dollars."""
+    """US dollars, or None if the cost is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class AnswerParts:
     text: str
     thought: str
     reasoning_field: str | None
-    """The member in which the thought came."""
+    """The member of the message that has the thought, or None if there is no thought."""
     calls: tuple[ToolCall, ...]
     finish: FinishReason
     spent: Spent
@@ -86,7 +87,7 @@ class ResultParts:
     """The result of a tool call."""
 
     place: str
-    """Names the message in error messages."""
+    """The name of the message in error messages, such as `messages[2]`."""
     call_id: str
     text: str
     images: tuple[Image, ...]
@@ -98,7 +99,7 @@ ReadMessage: TypeAlias = SystemText | UserParts | AnswerParts | ResultParts
 
 def read_message(message: object, place: str = "message") -> ReadMessage:
     """Check a message, and return what it contains. A model of the package `openai` counts as the object that it
-    stands for. `place` names the message in error messages.
+    stands for. `place` is the name of the message in error messages, such as `messages[2]`.
 
     :raises ~crow.domain.errors.ArgumentError: the message is not valid. The error names the member and its value.
     """
@@ -142,7 +143,7 @@ def _plain(value: object) -> object:
 
 
 def read_spent(usage: object, model: object, cost: object, place: str = "message") -> Spent:
-    """Check what a request used. :raises ~crow.domain.errors.ArgumentError: a value is not valid."""
+    """Check tokens, model and cost of a request. :raises ~crow.domain.errors.ArgumentError: a value is not valid."""
     if model is not None and (not isinstance(model, str) or len(model) > 200 or not model.isprintable()):
         raise _refusal(f"{place}.model", model, "a name of at most 200 visible characters")
     if cost is not None and (isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e9):
@@ -159,7 +160,7 @@ def _answer(members: Mapping[str, Any], place: str) -> AnswerParts:
     text = _text(members, place, is_optional=True) or _string(members, "refusal", place)
     field = next((name for name in _REASONING if members.get(name)), None)
     finish = members.get("finish_reason")
-    if finish is not None and finish not in _FINISHES:
+    if finish is not None and (not isinstance(finish, str) or finish not in _FINISHES):
         raise _refusal(f"{place}.finish_reason", finish, ", ".join(_FINISHES))
     thought = "" if field is None else _string(members, field, place)
     if not (text.strip() or calls or thought.strip()):

@@ -1,4 +1,4 @@
-"""One stored session, as a program sees it."""
+"""One stored session in the Python API."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TreeNode:
     is_current: bool
     """Whether the session's current branch contains it."""
     is_leaf: bool
-    """Whether it is the last node of the current branch: the session stands there."""
+    """Whether it is the last node of the current branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +216,8 @@ class Session:
                 await turn.store(messages_of_turn if parts is None else rest)
 
     async def label(self, text: str, *, entry: int | None = None) -> int:
-        """Name an entry of the session's conversation, on any branch, as `/label` does. Without `entry`, name the place
-        where the session stands now. Return the id of the entry that has the label.
+        """Label an entry of the session's conversation, on any branch, as `/label` does. Without `entry`, label the end
+        of the current branch. Return the id of the entry that has the label.
 
         :raises ~crow.domain.errors.ArgumentError: the text cannot be a label, or the conversation has no such entry.
         :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in the session; the error names it.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
 
 from crow.agent import new_message_id
 from crow.domain.entries import Announcement, Assistant, Body, CallRef, NewEntry, Prompt, ToolResult, TurnEnd, User
@@ -16,18 +19,22 @@ from crow.sessions.openai import AnswerParts, ReadMessage, ResultParts, SystemTe
 from crow.store import SessionRow, Store, TurnStart
 
 _RENEW_S = 20.0
+_T = TypeVar("_T")
 
 
 class Turn:
-    """A turn of a session. No other process can run a turn of the session before this one ends."""
+    """A turn of a session. No other process can run a turn of the session before this one ends. The methods may be
+    called by several tasks at the same time."""
 
     def __init__(self, store: Store, row: SessionRow, start: TurnStart, leaf: int | None) -> None:
         self.number = start.turn
         """The number of the turn in its session."""
         self.leaf = leaf
-        """The id of the entry that was stored last."""
+        """The id of the entry that was stored last, or None if the session is empty."""
         self._store = store
         self._row = row
+        self._lock = asyncio.Lock()
+        """Lets one task at a time check and store messages."""
         self._open: dict[str, tuple[CallRef, ToolCall]] = {}
         """The calls of the last answer that have no result yet."""
         self._is_over = False
@@ -51,8 +58,6 @@ class Turn:
         :raises ~crow.domain.errors.LeafMoved: another process took over the session, because this one was stopped or
             cut off for too long.
         """
-        if self._is_over:
-            raise ArgumentError("The turn is over; begin another one.")
         read = [read_message(message, _place(index, messages)) for index, message in enumerate(messages)]
         if (usage, model, cost) != (None, None, None):
             last = read[-1] if read else None
@@ -61,11 +66,14 @@ class Turn:
             given, own = read_spent(usage, model, cost), last.spent
             spent = replace(given, usage=given.usage or own.usage, model=given.model or own.model)
             read[-1] = replace(last, spent=replace(spent, cost=own.cost if spent.cost is None else spent.cost))
-        _check_pairs(read, self._open)
-        return await self.store(read)
+        async with self._lock:
+            if self._is_over:
+                raise ArgumentError("The turn is over; begin another one.")
+            _check_pairs(read, self._open)
+            return await self.store(read)
 
     async def store(self, messages: Sequence[ReadMessage]) -> tuple[int, ...]:
-        """Store messages that `read_message` and `_check_pairs` have checked."""
+        """Store messages that `read_message` and `_check_pairs` have checked, and return the ids of their entries."""
         ids: list[int] = []
         waiting: list[NewEntry] = []
         for message in messages:
@@ -120,17 +128,19 @@ class Turn:
 
     async def end(self, end: TurnEnd) -> None:
         """End the turn, so that other processes can run the next one. A second call has no effect."""
-        if self._is_over:
-            return
-        self._is_over = True
-        entries = [NewEntry(body=end)]
-        try:
-            await _finished(
-                self._store.append(self._row.id, leaf=self.leaf, turn=self.number, entries=entries, release=True)
-            )
-        except BaseException:
-            self._store.disown(self._row.id, leaf=self.leaf, turn=self.number, end=entries)
-            raise
+        await _finished(self._end(end))
+
+    async def _end(self, end: TurnEnd) -> None:
+        async with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            entries = [NewEntry(body=end)]
+            try:
+                await self._store.append(self._row.id, leaf=self.leaf, turn=self.number, entries=entries, release=True)
+            except BaseException:
+                self._store.disown(self._row.id, leaf=self.leaf, turn=self.number, end=entries)
+                raise
 
 
 @asynccontextmanager
@@ -147,15 +157,14 @@ async def turn_of(store: Store, session_id: str, parts: tuple[Part, ...] | None)
     except BaseException as error:
         is_cancelled = isinstance(error, asyncio.CancelledError)
         detail = "" if is_cancelled else type(error).__name__
-        with suppress(Exception):  # the error of the block is the one to report
+        with suppress(Exception):  # raise the error of the block, even if the turn cannot be ended
             await turn.end(TurnEnd(stop="cancelled" if is_cancelled else "error", detail=detail))
         raise
     else:
         await turn.end(TurnEnd(stop="end_turn"))
     finally:
         renewing.cancel()
-        with suppress(asyncio.CancelledError):
-            await renewing
+        await asyncio.wait([renewing])
 
 
 async def _claim(store: Store, session_id: str, parts: tuple[Part, ...] | None) -> Turn:
@@ -170,10 +179,10 @@ async def _claim(store: Store, session_id: str, parts: tuple[Part, ...] | None) 
 
     claiming = asyncio.ensure_future(claim())
     try:
-        return await asyncio.shield(claiming)
+        return await _finished(claiming)
     except asyncio.CancelledError:
         with suppress(Exception):  # the caller gives up the turn that was just claimed
-            await (await claiming).end(TurnEnd(stop="cancelled"))
+            await claiming.result().end(TurnEnd(stop="cancelled"))
         raise
 
 
@@ -185,15 +194,26 @@ async def _renew(store: Store, session_id: str) -> None:
             await store.renew_lease(session_id)
 
 
-async def _finished(work: Any) -> Any:
-    """Await `work` to its end, also if the caller is cancelled, so that what is known matches what is stored."""
+async def _finished(work: Awaitable[_T]) -> _T:
+    """Await `work` to its end and return its result. If the caller is cancelled meanwhile, raise the cancellation only
+    after the end, so that the state of the turn matches the database."""
     running = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):  # a cancelled scope of anyio would cancel each of the next awaits, too
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                cancelled = error
     try:
-        return await asyncio.shield(running)
+        if cancelled is not None:
+            raise cancelled
+        await anyio.lowlevel.checkpoint_if_cancelled()
     except asyncio.CancelledError:
-        with suppress(Exception):
-            await running
+        with suppress(BaseException):  # the cancellation is the error to raise
+            running.result()
         raise
+    return running.result()
 
 
 def turns_in(messages: Sequence[object]) -> list[list[ReadMessage]]:

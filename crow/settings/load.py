@@ -180,9 +180,11 @@ class Loaded:
         for kind, tables in named:
             for name, table in tables.items() if isinstance(tables, Mapping) else ():
                 found |= {f"{dotted_key(kind, name)}.{key}": getattr(table, key) for key in table.model_fields_set}
+        if command := settings.share.command:
+            found["share.command"] = (command[0], *map(SecretStr, command[1:]))
         for key, value in found.items():
-            if key.endswith(".headers") and isinstance(value, Mapping):
-                found[key] = {name: SecretStr(text) for name, text in value.items()}
+            if isinstance(value, Mapping) and key.endswith((".headers", ".extra_body")):
+                found[key] = _masked(value, re.compile("") if key.endswith(".headers") else _SECRET_VARIABLE)
         return {key: found[key] for key in self.sources}
 
 
@@ -565,6 +567,17 @@ def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], e
             text = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).strip()
             found = _SCHEME.fullmatch(text) if key == "headers" else None
             yield found[1] if found else text
+
+
+def _masked(table: Mapping[str, object], names: re.Pattern[str]) -> dict[str, object]:
+    """Return the table with `SecretStr` in place of each string whose name, at any depth, matches `names`."""
+    found: dict[str, object] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found[name] = _masked(value, names)
+        else:
+            found[name] = SecretStr(value) if isinstance(value, str) and names.search(name) else value
+    return found
 
 
 def _stamp(file: Path) -> _FileStamp:

@@ -162,6 +162,22 @@ async def test_branches_that_were_left_stand_where_they_began(tmp_path: Path) ->
     assert f'starts from <a class="anchor" href="#entry-{left[2].id}">' in html
 
 
+async def test_a_branch_names_the_command_that_left_it_last(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        await store.create_session(new_session())
+        first = await converse(store, "s1", "first")
+        end = (await converse(store, "s1", "second"))[-1].id
+        await store.move_leaf("s1", leaf=end, to=first[-1].id, reason="undo")
+        await store.move_leaf("s1", leaf=first[-1].id, to=end, reason="redo")
+        await store.move_leaf("s1", leaf=end, to=None, reason="new")
+        await converse(store, "s1", "taken")
+        html = await page_of(store)
+    finally:
+        await store.close()
+    assert re.findall(r"<summary>Branch not taken: ([^<]*)<", html) == ["2 prompts, 2 answers, left by /new"]
+
+
 async def test_the_plots_show_context_and_cost_up_to_the_last_compaction(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "crow.db")
     try:

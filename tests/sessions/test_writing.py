@@ -169,6 +169,34 @@ async def test_an_append_that_is_cancelled_at_any_moment_leaves_a_session_that_g
         assert len(await ends(session)) in (1, 2), steps
 
 
+async def test_a_turn_that_a_scope_of_anyio_cancels_at_any_moment_lets_the_next_one_begin(sessions: Sessions) -> None:
+    for steps in range(45):
+        session = await sessions.create(alias=f"after {steps}")
+        with anyio.CancelScope() as scope:
+
+            async def cancel(steps: int = steps, scope: anyio.CancelScope = scope) -> None:
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                scope.cancel()
+
+            cancelling = asyncio.create_task(cancel())
+            async with session.turn("hello") as turn:
+                while True:
+                    await turn.append(DONE)
+        await cancelling
+        await session.append(HELLO, DONE)
+        assert [message["content"] for message in await session.messages()][-2:] == ["hello", "done"], steps
+
+
+async def test_tasks_may_append_the_results_of_their_calls_at_once(sessions: Sessions) -> None:
+    session = await sessions.create(alias="a")
+    calls = [{**CALL, "id": name} for name in "abc"]
+    async with session.turn("hello") as turn:
+        await turn.append({**ASKED, "tool_calls": calls})
+        await asyncio.gather(*(turn.append({**FOUND, "tool_call_id": name, "content": name}) for name in "cab"))
+    assert sorted(message["content"] for message in (await session.messages())[-3:]) == ["a", "b", "c"]
+
+
 async def test_a_turn_of_a_dead_process_is_ended_by_the_next_one(stores: AnyStores, place: str) -> None:
     dead: Store
     if isinstance(stores, Stores):
@@ -213,6 +241,7 @@ BAD: dict[str, tuple[Any, str]] = {
         r"tool_calls\[0\].function.arguments is {}; expected JSON as a string",
     ),
     "finish": ({**DONE, "finish_reason": "bored"}, 'message.finish_reason is "bored"; expected stop'),
+    "finish type": ({**DONE, "finish_reason": ["stop"]}, r'message.finish_reason is \["stop"\]; expected stop'),
     "usage": ({**DONE, "usage": {"tokens": -1}}, 'message.usage is {"tokens": -1}; expected token counts'),
     "cost": ({**DONE, "cost": float("nan")}, "message.cost is NaN; expected US dollars"),
     "model": ({**DONE, "model": "a\x1b"}, "message.model is .*; expected a name"),
@@ -347,6 +376,14 @@ async def test_lists_and_totals_take_conditions(sessions: Sessions) -> None:
     assert (await sessions.totals(parent=session.id)).messages == 2
     with pytest.raises(NoSuchSession):
         await sessions.create(parent="nobody")
+    later = await sessions.create(parent=session.id)
+    await later.append(HELLO, DONE)
+    await sessions.create(parent=session.id, title="never prompted")
+    assert [one.id for one in await sessions.list(parent=session.id)] == [later.id, helper.id]
+    await helper.append(HELLO, DONE)
+    assert [one.id for one in await sessions.list(parent=session.id)] == [helper.id, later.id]
+    with pytest.raises(ArgumentError, match="limit is 0; expected 1 or more"):
+        await sessions.search("hello", limit=0)
 
 
 async def test_the_tree_marks_the_branch_and_the_leaf(sessions: Sessions, stores: AnyStores) -> None:

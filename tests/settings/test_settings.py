@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from crow.adapters import hidden_keys
 from crow.domain.errors import ConfigError
@@ -214,6 +215,22 @@ def test_settings_show_no_key_when_printed(home: Path) -> None:
     settings = load(home, '[model]\nheaders = { A = "hidden-1" }', OPENAI_API_KEY="hidden-2").settings
     assert "hidden" not in repr(settings)
     assert settings.model.secrets() == ("hidden-2", "hidden-1")
+
+
+def test_values_are_marked_as_secret_if_their_names_say_so(home: Path) -> None:
+    toml = """
+        model.extra_body = { reasoning = { effort = "high", api_key = "hidden-1" }, access_token = "hidden-2", n = 1 }
+        providers.openai.extra_body = { secret = "hidden-3" }
+        share.command = ["gh", "--token=hidden-4"]
+        """
+    values = load(home, toml).values()
+    assert "hidden" not in str(values)
+    assert values["model.extra_body"] == {
+        "reasoning": {"effort": "high", "api_key": SecretStr("hidden-1")},
+        "access_token": SecretStr("hidden-2"),
+        "n": 1,
+    }
+    assert values["share.command"] == ("gh", SecretStr("--token=hidden-4"))
 
 
 def test_a_wrong_encoding_an_unreadable_file_and_a_missing_file_are_named(home: Path) -> None:

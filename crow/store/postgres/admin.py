@@ -52,6 +52,7 @@ _T = TypeVar("_T")
 
 _EXPORT_BATCH = 1_024
 _TAKEN_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""The pauses before an import tries again to use an id that another process is importing or removing."""
 _QUARTER_MS = 15 * 60 * 1000
 
 _USED_MS = (
@@ -66,6 +67,7 @@ _UNUSED = f"""
         WHERE s.parent_id IS NULL AND s.deleted_ms IS NULL AND NOT {_IS_RUNNING}
     ) AS u WHERE used_ms < $1 AND ($2::text IS NULL OR cwd = $2) ORDER BY used_ms, id
 """
+"""Selects the sessions that were last used before $1 and run no turn, in the directory $2 or in all."""
 _LISTED = f"""
     SELECT * FROM (
         SELECT {_COLUMNS}, {_USED_MS} FROM crow.sessions s
@@ -117,6 +119,7 @@ _USED = """
         OR EXISTS (SELECT 1 FROM crow.moves m WHERE m.session = s.id)
     ) ORDER BY s.conversation, s.number
 """
+"""Selects all sessions that were ever used. The others are empty."""
 
 _Rows: TypeAlias = list[tuple[SessionRow, int]]
 """Sessions, each with the time of its last use."""

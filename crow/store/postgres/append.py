@@ -44,20 +44,21 @@ from crow.store.search import searchable_text
 logger = logging.getLogger(__name__)
 
 _LARGEST_INT = 2**31
-
+# The functions are in migrations/0001_initial.sql.
 _APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chain:
-    """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
-    schema expect them."""
+    """A chain of entries to insert: each entry becomes the parent of the next one. All sequences have an item for each
+    entry, or for each blob."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
     """The bodies as later reads will return them."""
     usages: Sequence[Usage | None]
+    """The usage of each entry as later reads will return it."""
     turns: Sequence[int]
     """The turn of each entry."""
     rows: str
@@ -132,7 +133,9 @@ class TurnMethods(PathMethods):
         self.on_stored: Callable[[str], object] = lambda _: None
         """Called with the id of a session after this store has stored entries of it or has deleted it."""
         self._epochs: dict[str, int] = {}
+        """Maps each session whose turn this store runs to the epoch of the claim."""
         self._unstored_ends: dict[str, tuple[int | None, _Chain]] = {}
+        """Maps each session whose turn was disowned to the turn's leaf, and to the entries that could not be stored."""
 
     async def open_session(self, session_id: str) -> Tail:
         tail = await self._tail_without_repair(session_id)
@@ -424,7 +427,7 @@ class _SessionState:
     orphans: Sequence[InboxItem] = ()
     """The queued prompts whose store is dead."""
     waiting: tuple[QueuedPrompt, ...] = ()
-    """The texts in the inbox that are not prompts, except the texts of other living stores."""
+    """Texts about background work that wait in the inbox for the model. Those of other living stores are left out."""
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> _SessionState:
@@ -552,6 +555,7 @@ def _stored(session_id: str, leaf: int | None, new: _Chain, row: Mapping[str, An
 
 
 def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:
+    """Return an entry as the function `crow.add_entries` of the schema reads it from JSON."""
     row = {"turn": turn, **entry_values(new, encoded, usage)}
     if row["cost"] is not None and math.isinf(row["cost"]):  # JSON has no infinity, but PostgreSQL converts this string
         row["cost"] = str(row["cost"])

@@ -37,14 +37,19 @@ _IDLE_TIMEOUT_S = 10.0
 keep rows locked after the end of its lease, and no other store could take over its turns."""
 _ATTEMPTS = 3
 _RESTART_S = 10.0
+"""Statements wait this long for a server that restarts."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _MOST_COMMITS = 2
+"""`Database.call` runs at most this many transactions at the same time."""
 _MOST_SHARING = 128
+"""At most this many calls share a transaction."""
 _NOT_NOW = (
     *(asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
     asyncpg.TooManyConnectionsError,
 )
+"""Errors of a server that starts, stops or has too many clients."""
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+"""Errors after which the same transaction is tried again."""
 
 
 def database_name(url: str) -> str:
@@ -75,16 +80,19 @@ class Database:
 
     def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
         self.name = name
-        """Names the database in messages."""
+        """The name of the database in messages."""
         self.presence = presence
         self._pool = pool
         self._is_pooled = is_pooled
         """Whether statements go through a pooler in transaction mode, such as PgBouncer. In this case, no prepared
         statement is used after the transaction that prepared it."""
         self._calls: deque[_Call] = deque()
+        """The calls that have not begun."""
         self._commits: set[asyncio.Task[None]] = set()
+        """The tasks that run calls."""
         self._is_closed = False
         self._was_reached = False
+        """Whether a connection was ever made. Only then is it worth waiting for the server."""
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
         """The time limit of each statement."""
@@ -144,9 +152,9 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
-        """Return a context manager that runs a transaction and yields the connection of this transaction. A read
-        transaction sees the database as it was at one moment. If the connection breaks before the first statement,
-        another connection is used. If the connection breaks later, the transaction fails."""
+        """Run the block in a transaction, and yield the transaction's connection. A read transaction sees the database
+        as it was at one moment. If the connection is already broken when the transaction begins, another connection is
+        used. If it breaks later, the transaction fails."""
         # A task can be cancelled during BEGIN. The transactions of asyncpg cannot be rolled back then.
         begin = "BEGIN ISOLATION LEVEL " + ("REPEATABLE READ READ ONLY" if is_read else "READ COMMITTED")
         for attempt in range(_ATTEMPTS):
@@ -280,7 +288,7 @@ class Database:
             await self.presence.locked()
 
     def hurry(self) -> None:
-        """Let all later statements wait only briefly."""
+        """Shorten the time limit of all later statements, because the process is about to end."""
         self.timeout_s = CLOSING_TIMEOUT_S
 
     @property
@@ -302,12 +310,17 @@ class Database:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
+    """A statement that waits for its transaction. See `Database.call`."""
+
     statement: str
     values: Sequence[object]
     row: asyncio.Future[Any]
+    """Gets the row that the statement returns, or its error."""
 
 
 class _Failures:
+    """See `Database.failures`."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -346,12 +359,14 @@ class UsesDatabase:
     def __init__(self, database: Database, owner: str) -> None:
         self.database = database
         self.owner = owner
-        """The name that stands for this store in the database."""
+        """The name of this store in the database. See :class:`crow.store.owner.Owner`."""
 
 
 def _operation(
     is_read: bool,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., Coroutine[Any, Any, Any]]]:
+    """Return the decorator `snapshot` if `is_read` is true, otherwise the decorator `transaction`."""
+
     def decorate(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
         changes_session = "session_id" in tuple(inspect.signature(method).parameters)[:3]
 

@@ -52,18 +52,18 @@ _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
 _ENDS_BYTES = 4 * 1024
-"""Of a long blob, so many bytes are read at each end, besides those of the excerpt."""
+"""At each end of a long blob, this many bytes more are read than the excerpt has."""
 
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _FIRST_BATCH = 16
 _HISTORY_BATCH = 1_024
 _AHEAD = 2
-"""So many batches of excerpts are read while the caller works on another one."""
+"""This many batches of excerpts are read while the caller works on another one."""
 _PIECE = 16
 _LONGEST_RUN = 16_384
 _MOST_LEFT = 8
-"""If less than one in so many entries of a session is on the path, the path is followed from parent to parent."""
+"""If less than one in this many entries of a session is on the path, the path is read from parent to parent."""
 _MOST_MOVES = 10_000
 
 _PATH = """
@@ -129,7 +129,8 @@ _TEXT_SIZES = """
     END
     FROM crow.entries e WHERE e.id = ANY ($1::text::bigint[])
 """
-"""Selects the sizes of entries in bytes. Images and files before a change count only in tool results."""
+"""Selects the sizes of entries in bytes. Blobs that are not the body itself, such as images, count only for tool
+results."""
 
 
 class PathMethods(UsesDatabase):
@@ -194,8 +195,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _batch(self, sql: Sql, ids: Sequence[int], most_bytes: int | None) -> tuple[Entry, ...]:
-        """Return entries with these ids. With `most_bytes`, return all of them, with at most so many bytes of the texts
-        of tool results."""
+        """Return entries with these ids. With `most_bytes`, return all of them, but at most this many bytes of the text
+        of each tool result. Otherwise, the last ones may be left out (see `first_entries`)."""
         return await (first_entries(sql, ids) if most_bytes is None else select_excerpts(sql, ids, most_bytes))
 
     @snapshot
@@ -219,6 +220,8 @@ class PathMethods(UsesDatabase):
         return None if found is None else next(iter(await select_entries(sql, [found])), None)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        if not _is_storable(session_id):  # a statement with this id would fail, and end the connection with the lock
+            raise NoSuchSession(session_id)
         with self.database.presence.watching(session_id) as changed:
 
             async def look(after: int, piece: int) -> SessionRead:
@@ -395,8 +398,8 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
 
 
 async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
-    """Add the entries with these ids, which are sorted newest first. Return false if an entry was not added. A tool
-    result with more bytes than may still be read is shortened."""
+    """Add the entries with these ids, which are sorted newest first. Return false if an entry was not added, because
+    the tail is complete. A tool result that is larger than the rest of the tail's limit is shortened."""
     sizes = {entry_id: int(size) for entry_id, size in await sql.fetch(_TEXT_SIZES, array_of(ids))}
     done = 0
     while done < len(ids):
@@ -437,9 +440,10 @@ async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int])
 
 
 async def _run_batch(sql: Sql, start: int, size: int) -> tuple[list[int], int | None, bool]:
-    """Read up to `size` older entries of the session that wrote the entry `start`. Return the ids among them that are
-    on the path that ends at `start`, and the id from which to continue. Also return whether many of the entries were on
-    the path: then this is faster than going from parent to parent."""
+    """Read the newest `size` entries, up to `start`, of the session that wrote the entry `start`. Return three values:
+    the ids among them that are on the path to `start`, newest first; the id from which to continue, or None at the end
+    of the path; and whether it is worth reading the next entries in the same way. It is not if few of these entries
+    were on the path: then it is faster to go from parent to parent, as `_path_batch` does."""
     numbers = array("q", await sql.fetchval(_RUN, start, size))
     if sys.byteorder == "little":
         numbers.byteswap()
@@ -457,7 +461,8 @@ async def _run_batch(sql: Sql, start: int, size: int) -> tuple[list[int], int | 
 
 
 async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
-    """Return up to `limit` ids of the path that ends at `start`, newest first, and the id from which to continue."""
+    """Return up to `limit` ids of the path that ends at `start`, newest first. Also return the id from which to
+    continue, or None at the end of the path."""
     rows = sorted(await sql.fetch(_PATH, start, limit), reverse=True)
     return [row[0] for row in rows], rows[-1][1] if rows else None
 
@@ -542,8 +547,9 @@ def _name_of_text(row: _StoredRow) -> str | None:
 async def _blobs_and_ends(
     sql: Sql, ids: Sequence[int], texts: Sequence[str], most_bytes: int
 ) -> tuple[dict[str, bytes], dict[str, tuple[int, bytes, bytes]]]:
-    """Map the names of the blobs to which these entries refer to their content. Map long ones of `texts` to their size
-    and their ends instead."""
+    """Return two mappings from hashes of blobs. The first has the contents of the blobs to which these entries refer,
+    and of the blobs `texts`. The second has the size and the two ends of each long blob among `texts`, which is left
+    out of the first."""
     if not ids and not texts:
         return {}, {}
     rows = await sql.fetch(
@@ -559,7 +565,8 @@ async def _blobs_and_ends(
 
 
 def _entry_with_ends(row: _StoredRow, blob: BlobEnds, name: str, most_bytes: int, load: Load) -> Entry | None:
-    """Return the entry of a tool result of whose text only the ends were read. Return None if that is impossible."""
+    """Return the entry of a tool result whose text was read only at its ends. Return None if that is not possible,
+    because the JSON in the blob does not have the usual form."""
     try:
         if row.body is None:
             body = excerpt_of_result(blob, most_bytes, load)

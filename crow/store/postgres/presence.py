@@ -22,8 +22,8 @@ import asyncpg
 logger = logging.getLogger(__name__)
 
 SIGN_S = 4.0
-"""The interval in seconds at which a store renews its lease. The length of the lease is in the function crow.is_alive
-of the schema."""
+"""The interval in seconds at which a store renews its lease. The lease lasts 20 seconds, see the function crow.is_alive
+in migrations/0001_initial.sql."""
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 3.0
@@ -35,9 +35,11 @@ LOST = (
 """The errors that asyncpg raises if a connection breaks or cannot be made."""
 
 FAILURES = (asyncpg.PostgresError, *LOST)
+"""The errors of a server, and of connections to it."""
 
 _NOTIFY_S = 0.02
 _LOOK_S = 0.5
+"""The interval at which watched sessions are read, in case a notification was lost."""
 _ANSWER_TIMEOUT_S = 5.0
 _PAYLOAD_BYTES = 7_900  # PostgreSQL allows 8,000
 _CHANNEL = "crow"
@@ -65,6 +67,7 @@ _SIGN = """
     INSERT INTO crow.owners (owner, signed_ms) VALUES ($1, crow.now_ms())
     ON CONFLICT (owner) DO UPDATE SET signed_ms = excluded.signed_ms
 """
+"""Renews the lease of the store $1."""
 
 _LOOK = """
     WITH seen AS MATERIALIZED (
@@ -76,6 +79,7 @@ _LOOK = """
     )
     SELECT seen.*, state = 'running' AND owner IN (SELECT owner FROM dead) FROM seen
 """
+"""Selects the state of the sessions $1, and whether each has a turn whose owner is dead. $2 is this store."""
 
 
 class Presence:
@@ -97,9 +101,13 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
         self._wakeup = asyncio.Event()
         self._changed: set[str] = set()
+        """The sessions that changed since the last notification."""
         self._watches: dict[str, set[asyncio.Event]] = {}
+        """The events of the watchers of each session."""
         self._seen: dict[str, Sequence[object]] = {}
+        """The newest known row of `_LOOK` of each watched session."""
         self._is_listening = False
+        """Whether the current connection gets notifications."""
 
     @property
     def is_locked(self) -> bool:
@@ -241,6 +249,7 @@ class Presence:
                 self._seen[name] = seen
 
     def _heard(self, _: object, __: int, ___: str, payload: str) -> None:
+        """Notify the watchers of the sessions that a notification names."""
         try:
             names = json.loads(payload)
         except ValueError:
@@ -259,7 +268,7 @@ def _payloads(names: Sequence[str]) -> Iterator[str]:
         if part and size + needed > _PAYLOAD_BYTES:
             yield json.dumps(part)
             part, size = [], 2
-        if needed + 2 <= _PAYLOAD_BYTES:  # a longer name is not sent, and its watchers wait for the next look
+        if needed + 2 <= _PAYLOAD_BYTES:  # watchers of a longer name notice the change after `_LOOK_S`
             part.append(name)
             size += needed
     if part:

@@ -78,17 +78,17 @@ async def find_prompt(sql: Sql, session_id: str, name: PromptName, owner: str) -
         query = "SELECT owner FROM crow.inbox WHERE session = $1 AND message_id = $2"
         found = await sql.fetchval(query, session_id, row.message_id)
         return waiting_prompt(row, found, owner)
-    place = "conversation = $1 AND session = $2 AND id >= $3 AND turn = $4"
-    where = (conversation, session_id, row.entry, row.turn)
-    query = f"SELECT id FROM crow.entries WHERE {place} AND kind = 'turn_end' ORDER BY id LIMIT 1"  # noqa: S608  # constants
-    last = await sql.fetchval(query, *where)
+    is_of_turn = "conversation = $1 AND session = $2 AND id >= $3 AND turn = $4"
+    turn = (conversation, session_id, row.entry, row.turn)
+    query = f"SELECT id FROM crow.entries WHERE {is_of_turn} AND kind = 'turn_end' ORDER BY id LIMIT 1"  # noqa: S608  # constants
+    last = await sql.fetchval(query, *turn)
     if last is None:
         return NamedPrompt(message_id=row.message_id, turn=row.turn)
     query = (
-        f"SELECT id FROM crow.entries WHERE {place} AND id <= $5"  # noqa: S608  # constants
+        f"SELECT id FROM crow.entries WHERE {is_of_turn} AND id <= $5"  # noqa: S608  # constants
         " AND (id = $5 OR input_tokens IS NOT NULL OR output_tokens IS NOT NULL)"
     )
-    entries = await select_entries(sql, [entry for (entry,) in await sql.fetch(query, *where, last)])
+    entries = await select_entries(sql, [entry for (entry,) in await sql.fetch(query, *turn, last)])
     return ended_prompt(row, last, entries)
 
 

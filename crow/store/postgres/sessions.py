@@ -19,6 +19,7 @@ from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_c
 
 _ENTRIES_PER_REMOVAL = 500
 _OPEN_MS = 7 * 86_400_000
+"""An empty session is removed this long after it was last opened."""
 
 
 class SessionMethods(UsesDatabase):
@@ -400,3 +401,4 @@ _UNNEEDED = """
     WHERE conversation = $1 AND id NOT IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id DESC LIMIT $2
 """
+"""Selects the newest entries of the conversation $1 that are needed only by deleted sessions, at most $2."""

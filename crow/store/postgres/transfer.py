@@ -57,6 +57,8 @@ _NEEDED = """
     SELECT id FROM crow.entries WHERE conversation = $1 AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id
 """
+"""Selects the entries of the conversation $1 that the sessions $2 need: those that they wrote, those where they stand
+or stood, and all entries before these."""
 
 
 async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
@@ -190,11 +192,16 @@ class Importer:
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = iter(())
+        """The records of the conversation that are not written yet."""
         self._ids = array("q")
+        """The database id of each entry of the file, in order."""
         self._conversation = 0
+        """The database id of the conversation, or 0 before `begin`."""
         self._rows: list[SessionRecord] = []
         self._counts: dict[str, SessionCounts] = {}
+        """Maps each session to the sums over its entries."""
         self._newest: dict[str, int] = {}
+        """Maps each session to the database id of its newest entry."""
 
     async def begin(self, sql: Sql, here: str) -> bool:
         """Insert the conversation and its hidden sessions. If the conversation was imported before or one of its
@@ -384,6 +391,8 @@ class Importer:
         return self._ids[number - 1] if number is not None and 1 <= number <= len(self._ids) else None
 
     def _bound(self, number: int) -> int:
+        """Return the database id of an entry of the file. If the file has no entry with this number, return the nearest
+        id that keeps the order."""
         if number > len(self._ids):
             return self._ids[-1] + 1 if self._ids else 1
         return self._ids[max(1, number) - 1]

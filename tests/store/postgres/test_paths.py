@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from crow.domain.entries import Entry, ToolResult
+from crow.domain.errors import NoSuchSession
 from crow.store import Store
 from crow.store.postgres import paths
 from crow.store.postgres.paths import load_tail, path_ids, select_excerpts
@@ -150,3 +151,14 @@ def rows_read(plan: dict[str, Any]) -> int:
     """How many rows the scans of a plan have read."""
     read = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) if plan.get("Relation Name") else 0
     return int(read * plan["Actual Loops"]) + sum(map(rows_read, plan.get("Plans", ())))
+
+
+async def test_watching_an_id_that_cannot_exist_keeps_the_connection_with_the_lock(store: PostgresStore) -> None:
+    connection = await store.database.presence.locked()
+    for _ in range(20):
+        with pytest.raises(NoSuchSession):
+            await anext(store.watch("a\0b"))
+    for _ in range(20):  # the connection may fail only now
+        await store.database.presence.locked()
+        await store.session_by_alias("x")
+    assert await store.database.presence.locked() is connection
