@@ -203,10 +203,9 @@ async def _plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
-    if not job.is_running:
-        return await _job_outcome(invocation, job, f"{job.id} had already {job.state}")
-    await job.command.end(END_S)
-    return await _job_outcome(invocation, job, f"{job.id}: {job.state}")
+    was_running = job.is_running
+    await job.command.end(END_S)  # a command that has ended may have left processes running
+    return await _job_outcome(invocation, job, f"{job.id}{':' if was_running else ' had already'} {job.state}")
 
 
 async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
