@@ -253,7 +253,7 @@ def _without_dots(path: str) -> str:
 
 
 def _pattern_place(scheme: str, place: str) -> str:
-    """Return the host and port of a pattern in normal form, as far as they have no wildcards."""
+    """Return the host and port of a pattern, in normal form unless they contain wildcards."""
     found = _PLACE.fullmatch(place)
     if found is None or "@" in place:
         return place.lower()

@@ -30,7 +30,7 @@ _TEXT_TYPES = frozenset(f"application/{kind}" for kind in ("json", "xml", "javas
 _SMALL_BYTES = 65_536
 """A larger document is converted in a process of its own."""
 CONVERT_S = 30.0
-"""The time limit of that process."""
+"""The time limit of such a process, in seconds."""
 _HEADER_CHARS = 100
 """The media type and the charset, which a server may choose freely, are cut to this length for the command line."""
 

@@ -31,7 +31,7 @@ _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
-"""The result of starting a background command has its output of this time. Most errors are among it."""
+"""How long the start of a background command waits for its first output, in seconds. Most errors come within it."""
 _HOSTS_CHARS = 400
 _SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""

@@ -74,7 +74,7 @@ _ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "agent": ("subagent_type",),
     },
 }
-"""Names that other agents give to arguments, in lower case, by crow's tool and argument."""
+"""For each of crow's tools and arguments, the names that other agents give to the argument, in lower case."""
 
 
 _AROUND = ("-A", "-B", "after_context", "before_context", "after", "before")
