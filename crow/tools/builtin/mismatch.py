@@ -1,4 +1,9 @@
-"""Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed."""
+"""Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed.
+
+The closest place is the one where only a formatter has changed the wanted lines, else the one that has them in another
+order. Otherwise each wanted line votes for the places where the text would have to begin for this line to fit. The
+places with the most votes are compared with the whole text, and the most similar one is shown.
+"""
 
 from __future__ import annotations
 
