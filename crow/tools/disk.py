@@ -169,7 +169,7 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
     :raises OSError: the file could not be replaced; it is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     with open_folder(path.parent) as folder:
         temporary, target = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp", path.name
         if folder is None:
@@ -183,6 +183,14 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
             if isinstance(error, OSError):  # the error must name the target, not the temporary file
                 raise OSError(error.errno, error.strerror, str(path)) from None
             raise
+
+
+def _make_folder(path: Path) -> None:
+    """Create a directory and its missing parents. :raises OSError: see `open_resolved`."""
+    missing = [] if os.path.isdir(path) else [each for each in (path, *path.parents) if not os.path.isdir(each)]
+    for each in reversed(missing):
+        with open_folder(each.parent) as folder, suppress(FileExistsError):
+            os.mkdir(each if folder is None else each.name, dir_fd=folder)
 
 
 def remove_file(path: Path) -> None:

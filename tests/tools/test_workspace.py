@@ -121,6 +121,16 @@ async def test_no_file_is_removed_through_a_link_that_was_put_into_its_path(tmp_
     assert (tmp_path / "outside" / "file").exists()
 
 
+async def test_no_directory_is_made_through_a_link_that_was_put_into_its_path(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    workspace = DiskWorkspace(root)
+    path = workspace.resolve("folder/new/deep/file")
+    (root / "folder").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match=r"The path now leads elsewhere|Not a directory|Too many levels"):
+        await workspace.write_text(path, "x")
+    assert os.listdir(tmp_path / "outside") == []
+
+
 async def test_no_part_of_a_key_is_left_where_the_output_of_a_program_is_cut(root: Path) -> None:
     key = "sk-0123456789abcdefghij"
     workspace = DiskWorkspace(root, keys=lambda: HiddenKeys(values=(key,)))
