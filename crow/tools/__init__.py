@@ -123,7 +123,7 @@ class Coverage:
     rule_tool: str | None = None
     """The tool whose rules apply, if that is not the called tool."""
     inner_arguments: str | None = None
-    """The arguments of `rule_tool`, if the call is one that calls this tool."""
+    """The arguments that the call passes on to `rule_tool`, if all that it does is to call this tool."""
     like: tuple[str, ...] = ()
     """Other tools that together would do the same as the call. A deny rule about one of them also covers the call.
     Allow rules cover it if they cover all of these tools."""
@@ -163,7 +163,7 @@ class PlannedCall:
     fault: str | None = None
     """The error message for the model. A call with a fault must not run."""
     unknown_tool: str = ""
-    """The name of the called tool if there is none of this name. The agent adds to `fault` what was offered."""
+    """The called name if no tool has it. The agent then adds the names of the offered tools to `fault`."""
     is_barrier: bool = False
     """The call writes files, so no other call may run in parallel."""
     is_isolated: bool = False

@@ -79,7 +79,7 @@ def _agents_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterat
 
 
 def _agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -> AgentKind:
-    """Return the kind that the beginning of a file describes."""
+    """Return the kind that an agent file describes. `head` is the beginning of the file, or the whole file."""
     text = head.decode("utf-8", "replace")
     fields, end = front_matter(text, _KEYS)
     description = clean_line(fields.get("description", ""))

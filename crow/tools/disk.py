@@ -1,7 +1,7 @@
-"""Files on the local disk, opened where their paths were checked.
+"""Reads, replaces and removes files on the local disk at paths that were resolved and checked before.
 
-The file that is opened is always the one that was checked: if a new link makes the path lead elsewhere, the path is
-refused.
+A path whose links were resolved contains no link. If somebody has put a link into it since then, it now leads to
+another file. The functions here notice that, and raise an error instead of using the other file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _MAX_LINK_ENTRIES = 100_000
 _MAX_NAMES = 10_000
 """In larger directories, names are not compared."""
 _MAX_RESPELLED = 40
-"""At most this many names of one path are replaced, because links may lead back to them."""
+"""At most this many names of one path are replaced, because links may lead back to them without end."""
 _MAX_TRIES = 3
+"""How often a path is opened, if it leads elsewhere at the first try."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | _NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
@@ -32,9 +33,11 @@ _OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
 
 
 def as_on_disk(path: str) -> str:
-    """Return a path without links, in which names that do not exist are written as on the disk: if the directory has
-    exactly one name that is the same in another Unicode normalization form, this name takes their place. Links behind
-    it are resolved, too."""
+    """Return `path` with its names spelled as on the disk. `path` contains no links.
+
+    If a name in the path does not exist, but its directory has exactly one name that differs from it only in the
+    Unicode normalization form, the path gets that name. If that name is a link, the link is resolved, too.
+    """
     found = path
     for _ in range(_MAX_RESPELLED):
         if found.isascii() or os.path.lexists(found):
@@ -84,8 +87,8 @@ def shared_inode(path: Path) -> tuple[int, int] | None:
 
 
 def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-    """Map each path with hard links to its names at or below `tops`, and to a flag that says whether these are all of
-    its names."""
+    """Map each of the `paths` that has several hard links to two values: its names at or below `tops`, and whether
+    these are all of its names."""
     inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
     if not inodes:
         return {}
@@ -96,8 +99,9 @@ def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tup
 def names_in(
     tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = _MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
-    """Return the names of certain files at or below `tops`. `wanted` maps the device and inode number of each file to
-    the number of names to look for. Reads at most `limit` directory entries, in the order of `tops`."""
+    """Find the names of some files at or below `tops`. `wanted` maps the device and inode number of each file to the
+    number of names to look for. Return the names that were found by these numbers. Read at most `limit` directory
+    entries, in the order of `tops`."""
     found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
     numbers = {number for _, number in wanted}
     missing, left = sum(wanted.values()), limit
@@ -165,7 +169,7 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
     :raises OSError: the file could not be replaced; it is unchanged.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     with open_folder(path.parent) as folder:
         temporary, target = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp", path.name
         if folder is None:
@@ -181,6 +185,14 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
             raise
 
 
+def _make_folder(path: Path) -> None:
+    """Create a directory and its missing parents. :raises OSError: see `open_resolved`."""
+    missing = [] if os.path.isdir(path) else [each for each in (path, *path.parents) if not os.path.isdir(each)]
+    for each in reversed(missing):
+        with open_folder(each.parent) as folder, suppress(FileExistsError):
+            os.mkdir(each if folder is None else each.name, dir_fd=folder)
+
+
 def remove_file(path: Path) -> None:
     """Remove a file. :raises OSError: the file cannot be removed, or a link has been put into its path."""
     with open_folder(path.parent) as folder:
@@ -189,7 +201,8 @@ def remove_file(path: Path) -> None:
 
 def _write_new_file(name: str, model: str, folder: int | None, data: bytes, mode: int | None) -> None:
     """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner.
-    Else the file gets the permission bits `mode`."""
+    Otherwise the file gets the permission bits `mode`, if given. Both names are in `folder`, or paths if
+    that is None."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -211,7 +224,8 @@ def _write_new_file(name: str, model: str, folder: int | None, data: bytes, mode
 
 @contextmanager
 def open_folder(path: Path) -> Iterator[int | None]:
-    """Open a directory; None if the system cannot open directories. :raises OSError: see `open_resolved`."""
+    """Open the directory at a resolved path, and yield its handle, or None if this system cannot work in an open
+    directory. :raises OSError: see `open_resolved`."""
     if _OPENS_FOLDERS:
         with open_resolved(path, _FOLDER) as handle:
             yield handle
@@ -221,8 +235,8 @@ def open_folder(path: Path) -> Iterator[int | None]:
 
 @contextmanager
 def open_resolved(path: Path, flags: int) -> Iterator[int]:
-    """Open the file or directory at a resolved path. :raises OSError: it cannot be opened, or a link has been put into
-    the path."""
+    """Open the file or directory at a resolved path, and yield its handle. :raises OSError: it cannot be opened, or a
+    link has been put into the path."""
     for _ in range(_MAX_TRIES):  # try again: an editor may be replacing the file right now
         handle = os.open(path, flags)
         try:

@@ -26,8 +26,8 @@ def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], in
     """Return the values of the `wanted` keys, and the index where the text after the front matter begins. Without front
     matter, there are no values and the index is 0.
 
-    If YAML reads a value as text, this text is returned, without quotes and comments. Any other value, such as a list,
-    is returned as it is written in the file, but on one line.
+    If a value is a YAML scalar, its text is returned, without quotes and comments. Any other value, such as a list, is
+    returned as it is written in the file, but on one line.
     """
     start = 1 if text.startswith("\ufeff") else 0
     lines = text[start : start + MAX_CHARS].splitlines(keepends=True)
@@ -47,7 +47,8 @@ def front_matter(text: str, wanted: Collection[str]) -> tuple[dict[str, str], in
 
 
 def _value(block: str) -> str:
-    """Return the value of one key, always as text: tags, numbers and dates are not interpreted."""
+    """Return the value in a block, which has the lines of one key, as text. Tags, numbers and dates are not
+    interpreted."""
     import yaml  # importing it takes 15 ms, and most workspaces have no skills or commands
 
     if len(block) <= _YAML_CHARS:

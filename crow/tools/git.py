@@ -1,5 +1,9 @@
 """Finds the files that git would run or read as settings, without running git.
 
+These are hooks, the scripts that hooks call, settings files and what they include, and the programs that settings name,
+such as aliases, filters and editors. A tool that changes one of these files makes git run other code, so
+:mod:`crow.tools.protection` protects them.
+
 Git's own files are read here, because starting git in a hostile repository could already run something. Conditions of
 includes are not evaluated: a file that git might include counts as included.
 """

@@ -21,7 +21,8 @@ class FairLimiter:
         self._total = total
         self._each = total if each is None else each
         self._taken: Counter[object] = Counter()
-        self._waiting: dict[object, deque[anyio.Event]] = {}  # the next slot goes to the first holder
+        self._waiting: dict[object, deque[anyio.Event]] = {}
+        """The waiting requests of each holder. The next slot goes to the first holder that may have another one."""
 
     @property
     def taken(self) -> int:

@@ -40,7 +40,7 @@ _PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProtectedPaths:
-    """The paths that tools change only if the user allows each change."""
+    """Tells which paths tools may change only if the user allows each change."""
 
     roots: tuple[str, ...] = ()
     """The folders of the workspace, with links resolved."""
@@ -52,7 +52,8 @@ class ProtectedPaths:
     """Finds what git would run."""
 
     def covers(self, path: Path) -> bool:
-        """Return whether a resolved path is protected. This reads the settings of the repositories around it."""
+        """Return whether a resolved path is protected. This reads git's settings in the repositories around it, and
+        blocks."""
         if is_protected(path, self.names):
             return True
         place = f"{path}/".casefold()
@@ -86,7 +87,7 @@ def is_protected(path: Path, names: ProtectedNames = DEFAULT_NAMES) -> bool:
     """Return whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands,
     judged by its name and the folders above it.
 
-    If at least one file system treats two names as the same, this function does so too.
+    Two names that any file system treats as the same, such as names that differ in case, are the same here.
     """
     parts = [fold_name(part) for part in path.parts]
     if names.covers(parts) or is_secret(path):

@@ -26,9 +26,11 @@ class SamplingRequest:
     announcement: Announcement
     """What the user was shown of that call."""
     system: str
+    """The system prompt. May be empty."""
     messages: tuple[UserMessage | AssistantMessage, ...]
     """The roles of the messages alternate."""
     max_tokens: int
+    """The answer has at most this many tokens."""
     stop_sequences: tuple[str, ...] = ()
     """The answer ends before the first occurrence of one of these."""
     is_read_only: bool = False
@@ -50,8 +52,9 @@ class SamplingRefusal:
     """The reason why a server gets no answer from the model."""
 
     words: str
+    """The reason, for the server."""
     is_users: bool = False
-    """If set, the user did not allow an answer."""
+    """If set, the user refused. Otherwise, something else prevents an answer."""
 
 
 class Sampler(Protocol):

@@ -24,7 +24,7 @@ class ServerOptions:
     call_timeout_s: float | None = None
     """A call must end within this time. If None, the general setting applies."""
     problem: str = ""
-    """Why the server cannot be started with this configuration."""
+    """Why the server cannot be started with this configuration. Empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server. If a value is empty or 0, crow finds it out or chooses it."""
+    """The user's options for logging in to an MCP server. Crow gets a value that is empty or 0 from the server, or
+    chooses it."""
 
     login: str = ""
     """The argument that the user passes to `crow mcp login`. If empty, the argument is the server's URL."""
@@ -61,7 +62,7 @@ class OAuthOptions:
     issuer: str = ""
     """The only authorization server that gets `client_id` and `client_secret`."""
     redirect_port: int = 0
-    """The authorization server sends the browser back to this port on this machine."""
+    """The port on this machine to which the authorization server sends the browser back after the login."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +97,10 @@ class LoginQuestion:
     place: str
     """The host of the login page."""
     wait: Callable[[], Awaitable[None]]
-    """Returns when the browser has come back."""
+    """Returns when the authorization server has sent the browser back to crow."""
     take: Callable[[str], bool]
-    """If the browser cannot come back, the user can enter the URL to which the browser was sent. `take` accepts this
-    URL, and returns whether it belongs to this login."""
+    """Takes the URL to which the browser was sent after the login. The user can enter it if the browser cannot reach
+    crow. Returns whether the URL belongs to this login."""
 
 
 class LoginAsker(Protocol):

@@ -64,13 +64,15 @@ def _skills_in(folder: Path, is_inside: Callable[[Path], bool] | None) -> Iterat
 
 
 def clean_line(text: str) -> str:
-    """Return the text, shortened to one line and escaped so that it cannot close a section of the prompt."""
+    """Return the text on one line, cut to `_DESCRIPTION_CHARS` characters. `<` and `>` are replaced, so that the text
+    cannot close a section of the prompt."""
     plain = " ".join("".join(char for char in text if char.isprintable() or char.isspace()).split())
     return plain.replace("<", "‹").replace(">", "›")[:_DESCRIPTION_CHARS]
 
 
 def read_skill(skill: SkillInfo) -> tuple[str, str]:
-    """Return the text of a skill below its front matter, and the sha256 (hex) of its file.
+    """Return the text of a skill below its front matter, and the sha256 (hex) of its file. Of a larger file, only the
+    first 256 KiB are read.
 
     :raises OSError: the file cannot be read any more, or a link has been put into its path.
     """

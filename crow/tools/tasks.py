@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from crow.domain.messages import Usage
 
 AGENT_CONTEXT = ("files", "state")
-"""What a caller may give to a subagent besides its prompt: files, and a summary of the caller's own state."""
+"""The data that the agent which starts a subagent can give to it besides the prompt: files, and a summary of its own
+conversation (`state`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class AgentKind:
     isolated: bool = False
     """The subagent works in a layer of its own."""
     context: tuple[str, ...] = AGENT_CONTEXT
-    """What the caller may give to the subagent besides the prompt."""
+    """Which of `AGENT_CONTEXT` the subagent may get."""
     problem: str = ""
     """Why the file cannot be used, as a clause without a full stop. Empty if the file can be used."""
 
@@ -50,13 +51,13 @@ class Task:
     kind: AgentKind | None = None
     """None for a plain subagent."""
     instructions: str = ""
-    """The prompt of the kind."""
+    """The text of the kind's agent file below the front matter. Empty for a plain subagent."""
     isolated: bool = False
     """The subagent works in a layer of its own."""
     files: tuple[str, ...] = ()
     """The paths of files whose text goes with the prompt."""
     state: bool = False
-    """If set, a summary of the caller's state goes with the prompt."""
+    """If set, a summary of the conversation that starts the task goes with the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

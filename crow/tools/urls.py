@@ -1,4 +1,4 @@
-"""Parses URLs once, so that rules, titles and requests all use the same normal form.
+"""Converts URLs to a normal form, which rules, titles and requests all use.
 
 The normal form follows RFC 3986, section 6, and the WHATWG rules for what people and servers write. Two spellings that
 a server must treat alike have the same normal form. So no spelling gets past a rule.
@@ -35,7 +35,7 @@ _QUERY_CHARS = _PATH_CHARS | frozenset("?`^{}\\")
 _EDGES = "".join(map(chr, range(0x21)))
 _LINE_BREAKS = str.maketrans("", "", "\t\r\n")
 _MAX_DECODED = 5
-"""How often a path is decoded to find dot segments that are encoded several times."""
+"""A path is decoded at most this often to find dot segments that are encoded several times."""
 
 _KEPT_BY_IDNA_2008 = frozenset("ßς")
 """Letters that Python's codec, which follows IDNA 2003, replaces by other letters. A replaced letter would lead to
@@ -190,7 +190,8 @@ def _label(label: str) -> str:
 
 
 def _ipv4(labels: list[str]) -> str:
-    """Return an IPv4 address, whose numbers may be decimal, octal or hexadecimal, and of which the last fills the rest.
+    """Return an IPv4 address in normal form. Its numbers may be decimal, octal or hexadecimal. If there are fewer than
+    four, the last one stands for all missing bytes.
 
     :raises ValueError: there are too many numbers, or one is too large.
     """
@@ -207,7 +208,8 @@ def _ipv4(labels: list[str]) -> str:
 
 
 def _path(text: str) -> tuple[str, bool]:
-    """Return the path in normal form, and whether all servers agree which segments are dots."""
+    """Return the path in normal form, and whether it is clear: whether no server could read one of its segments as `.`
+    or `..`."""
     path = _without_dots(_encoded(text or "/", _PATH_CHARS))
     forms = _decodings(path)
     segments = (segment.partition(";")[0] for form in forms for segment in re.split(r"[/\\]", form))
@@ -251,7 +253,7 @@ def _without_dots(path: str) -> str:
 
 
 def _pattern_place(scheme: str, place: str) -> str:
-    """Return the host and port of a pattern in normal form, as far as they have no wildcards."""
+    """Return the host and port of a pattern, in normal form unless they contain wildcards."""
     found = _PLACE.fullmatch(place)
     if found is None or "@" in place:
         return place.lower()

@@ -36,14 +36,14 @@ class Document:
     url: str
     status: int
     media: str = ""
-    """The media type in lower case."""
+    """The media type in lower case, without parameters. Empty if the server declared none."""
     charset: str = ""
-    """What the server declared. May be empty."""
+    """The charset that the server declared. Empty if it declared none."""
     data: bytes = b""
     is_cut: bool = False
     """If set, `data` holds only the first bytes."""
     moved_to: str | None = None
-    """The target of a redirect. A redirect has no data."""
+    """The target of a redirect that was not followed. The document then has no data. None if it is no redirect."""
 
 
 async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) -> Document:
@@ -87,7 +87,7 @@ def may_follow(url: str, target: str, rules: UrlRules) -> bool:
 
 
 async def _get_once(url: str, *, allow_private: bool) -> Document:
-    """Send one request to a checked address."""
+    """Send one request to a checked address. Return a redirect without following it."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     address = await checked_address(host, port, allow_private=allow_private)

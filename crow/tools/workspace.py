@@ -474,8 +474,11 @@ class _LimitedBytes:
             self._left -= len(self._pieces[-1])
 
     def masked(self, mask: SecretMask) -> bytes:
-        """Return the kept bytes, with secrets masked."""
-        return mask(b"".join(self._pieces).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        """Return the kept bytes, with secrets masked. If the output was cut, the beginning of a secret at the end is
+        left out."""
+        text = b"".join(self._pieces).decode("utf-8", "surrogateescape")
+        end = len(text) - (mask.unfinished(text) if self.is_cut else 0)
+        return mask(text[:end]).encode("utf-8", "surrogateescape")
 
 
 class _SpawnedCommand:

@@ -9,6 +9,7 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.tools import FileStat
+from crow.tools.process import HiddenKeys
 from crow.tools.protection import is_protected
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import skip_time, until_gone
@@ -118,6 +119,23 @@ async def test_no_file_is_removed_through_a_link_that_was_put_into_its_path(tmp_
     with pytest.raises(OSError, match=r"The path now leads elsewhere|Not a directory|Too many levels"):
         await workspace.restore(path, None)
     assert (tmp_path / "outside" / "file").exists()
+
+
+async def test_no_directory_is_made_through_a_link_that_was_put_into_its_path(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    workspace = DiskWorkspace(root)
+    path = workspace.resolve("folder/new/deep/file")
+    (root / "folder").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match=r"The path now leads elsewhere|Not a directory|Too many levels"):
+        await workspace.write_text(path, "x")
+    assert os.listdir(tmp_path / "outside") == []
+
+
+async def test_no_part_of_a_key_is_left_where_the_output_of_a_program_is_cut(root: Path) -> None:
+    key = "sk-0123456789abcdefghij"
+    workspace = DiskWorkspace(root, keys=lambda: HiddenKeys(values=(key,)))
+    done = await workspace.run_program(["printf", f"before {key}"], b"", timeout_s=60, max_bytes=24)
+    assert (done.output, done.is_cut) == (b"before ", True)
 
 
 async def test_stat_distinguishes_files_directories_others_and_missing_paths(root: Path) -> None:

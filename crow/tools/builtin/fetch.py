@@ -30,9 +30,9 @@ _TEXT_TYPES = frozenset(f"application/{kind}" for kind in ("json", "xml", "javas
 _SMALL_BYTES = 65_536
 """A larger document is converted in a process of its own."""
 CONVERT_S = 30.0
-"""The time limit of that process."""
+"""The time limit of such a process, in seconds."""
 _HEADER_CHARS = 100
-"""That process gets at most this much of the media type and the charset, which the server names."""
+"""The media type and the charset, which a server may choose freely, are cut to this length for the command line."""
 
 
 async def _plan_fetch(_context: ToolContext, args: Arguments) -> PlannedCall:
@@ -72,7 +72,8 @@ def _check_is_text(document: Document) -> None:
 
 
 async def _convert(document: Document, keys: HiddenKeys) -> str:
-    """Return the text of a document. :raises ~crow.domain.errors.ArgumentError: converting it takes too long."""
+    """Return the text of a document. :raises ~crow.domain.errors.ArgumentError: the conversion takes too long, or
+    fails."""
     media, charset = document.media, document.charset
     if len(document.data) <= _SMALL_BYTES:
         return await anyio.to_thread.run_sync(html.document_text, document.data, media, charset)

@@ -1,4 +1,4 @@
-"""Lines in the form in which they are compared: without regard to white space and look-alike characters."""
+"""Folds lines, so that they can be compared without regard to white space and look-alike characters."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def fold(line: str) -> str:
 
 
 def places_of(line: str) -> list[int] | None:
-    """Return where each character of `fold(line)` begins in `line`, and the end of the last one. Return None if that is
-    not clear."""
+    """Return the index in `line` at which each character of `fold(line)` begins, followed by the index after the last
+    one. Return None if a character of `fold(line)` cannot be found in `line` with certainty."""
     folded: list[str] = []
     places: list[int] = []
     at = end = 0
@@ -65,7 +65,7 @@ def _continues(character: str) -> bool:
 
 
 class Lines:
-    """The lines of a text, each as it stands and folded."""
+    """The lines of a text, unchanged and folded."""
 
     def __init__(self, text: str) -> None:
         # Not splitlines, which also splits at other characters, such as form feeds.
@@ -82,13 +82,15 @@ class Lines:
 
     @cached_property
     def unit(self) -> int:
-        """The width of one level of indentation, as most lines show it."""
+        """The width of one level of indentation in columns: the most frequent step between a line and the next one that
+        is indented deeper; 1 if there is none."""
         widths = [indent_width(line) for line in self.contents if line.strip()]
         steps = Counter(other - one for one, other in pairwise(widths) if other > one)
         return steps.most_common(1)[0][0] if steps else 1
 
     def find(self, wanted: Sequence[str]) -> Iterator[Place]:
-        """Yield the places whose folded lines are `wanted`. Words are not cut."""
+        """Yield the places whose folded text is `wanted`, a list of folded lines. A place may begin or end within a
+        line, but not within a word."""
         joined = "\n".join(wanted)
         at = self._joined.find(joined)
         while at >= 0:

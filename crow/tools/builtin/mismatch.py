@@ -1,4 +1,9 @@
-"""Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed."""
+"""Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed.
+
+The closest place is the one where only a formatter has changed the wanted lines, else the one that has them in another
+order. Otherwise each wanted line votes for the places where the text would have to begin for this line to fit. The
+places with the most votes are compared with the whole text, and the most similar one is shown.
+"""
 
 from __future__ import annotations
 
@@ -233,8 +238,9 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
 
 
 def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
-    """Return the first and last line of the only place that differs from `wanted` in nothing that a formatter would
-    keep."""
+    """Return the indexes of the first and last line of the only place that is the same as `wanted`, apart from what a
+    formatter may change: white space, line breaks, commas, semicolons, quotes and round brackets. Return None if there
+    is no such place, or several."""
     bare = [_FORMAT.sub("", line) for line in lines]
     pieces = [_FORMAT.sub("", line) for line in wanted]
     text, searched = "".join(bare), "".join(pieces)
@@ -246,8 +252,8 @@ def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int]
 
 
 def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
-    """Return the first and last line of the only place that has the `wanted` lines in another order. Blank lines do not
-    count."""
+    """Return the indexes of the first and last line of the only place that has the `wanted` lines in another order.
+    Blank lines do not count. Return None if there is no such place, or several."""
     filled = [at for at, line in enumerate(lines) if line]
     given = [line for line in wanted if line]
     count, total = len(given), sum(map(hash, given))

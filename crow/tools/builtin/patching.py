@@ -201,8 +201,8 @@ def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[tuple[HunkLine, ...
 
 
 def _is_unmarked(reading: Sequence[HunkLine], actual: Sequence[str]) -> bool:
-    """Return whether the lines are those of the file if the model left out the mark of kept lines, so that the space in
-    front of a line is its indentation."""
+    """Return whether the kept and removed lines are the `actual` lines of the file, if a space in front of a kept line
+    is not its mark but a part of its indentation."""
     old = [line for line in reading if line.mark != "+"]
     return all(
         line.text == theirs or (line.mark == " " and f" {line.text}" == theirs)

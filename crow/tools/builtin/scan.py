@@ -39,9 +39,13 @@ _MAX_SUMMARY = 150
 _MAX_KINDS = 4
 _MAX_SHOWN_DEPTH = 30
 _SUFFIX_CHARS = 10
+"""A longer suffix does not count as the kind of a file."""
 FILE_BYTES = 20_000_000
+"""Larger files are not searched."""
 _SNIFFED_BYTES = 8_192
+"""A file with a NUL in its first bytes counts as binary."""
 _LINE_CHARS = 400
+"""Of a longer line, only the part around the match is returned."""
 _PATH_CHARS = 4_000
 _MAX_OPEN = 64
 """At most this many directories are kept open."""
@@ -279,8 +283,9 @@ def _is_folder_link(entry: os.DirEntry[str]) -> bool:
 
 
 def filter_names(names: list[str], glob: str) -> list[str]:
-    """Return the names that the glob matches. After `!`, the glob leaves out what it matches: files or, if it has no
-    slash, also everything in directories. The glob may be absolute."""
+    """Return the names that the glob matches. With `!` in front, return the names that the rest of the glob does not
+    match. Without a slash, a glob is compared with the last part of a name or, after `!`, with each part. A glob may be
+    absolute."""
     glob, is_wanted = normalize("NFC", glob), not glob.startswith("!")
     glob = glob if is_wanted else glob[1:].rstrip("/")
     glob_here = glob.removeprefix(f"{normalize('NFC', os.getcwd())}/")
@@ -358,7 +363,8 @@ def summarize(names: list[str], limit: int) -> list[str]:
         folder = waiting.pop()
         own = _lines_of(folders[folder], 1)
         more = len(inner[folder]) + len(own) - 1
-        # Kinds are told without opening a directory, so a small one is opened only for other directories or for names.
+        # The line of a closed directory already has the number of its files of each kind. So opening it is worth it
+        # only if it contains directories, if all its files are then named, or if it has a large part of all files.
         is_worth = inner[folder] or len(own) == len(folders[folder]) or len(folders[folder]) * 20 > len(names)
         if more <= left and is_worth:
             opened.add(folder)
@@ -376,7 +382,8 @@ def summarize(names: list[str], limit: int) -> list[str]:
 
 
 def _lines_of(files: list[str], shown: int) -> list[str]:
-    """Return the lines about the files of one directory. Of each kind, at most about `shown` files are named."""
+    """Return the lines about the files of one directory. Of each kind, at most `shown` files are named, or two more if
+    that names them all."""
     kinds: dict[str, list[str]] = {}
     for name in files:
         kinds.setdefault(_kind_of(name), []).append(name)

@@ -67,17 +67,19 @@ async def _run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
-    answer = await _scan_directory(
-        invocation, target, {"glob": pattern, "limit": _MAX_MATCHING if pattern else _MAX_LISTED}
-    )
-    closed = await _find_closed(invocation, target, {line.partition(" (")[0] for line in answer["names"]})
-    names = [clean(line) for line in answer["names"] if line.partition(" (")[0] not in closed]
-    total, left_out = answer["total"], _describe_left_out(answer["left_out"] + len(closed))
+    limit = _MAX_MATCHING if pattern else _MAX_LISTED
+    answer = await _scan_directory(invocation, target, {"glob": pattern, "limit": limit})
+    total = answer["total"]
+    # In a summary of a large tree, a line is a name, often with numbers in brackets behind it.
+    found = {line: line.partition(" (")[0] if total > limit else line for line in answer["names"]}
+    hidden = await _find_hidden(invocation, target, set(found.values()))
+    names = [clean(line) for line, name in found.items() if name not in hidden]
+    left_out = _describe_left_out(answer["left_out"] + len(hidden))
     if not names:
         text = f"No files{f' matching {pattern}' if pattern else ''}{_in_place(target.name)}."
         return Outcome(text="\n".join([text, *left_out]))
     lines = names if target.name == "." else [f"Paths are relative to {target.name}.", *names]
-    if total > len(names) + len(closed):
+    if total > len(names) + len(hidden):
         lines.append(f"[{total:,} files in all; set path or pattern to list the files of one directory]")
     return Outcome(text="\n".join([*lines, *left_out]))
 
@@ -106,10 +108,10 @@ async def _run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     top = PathTarget.at(workspace, target.path.parent) if is_file else target
     answer = await _scan_directory(invocation, top, request)
     _check_pattern(args["pattern"], answer.get("fault", ""))
-    closed = set() if is_file else await _find_closed(invocation, top, {file for file, _, _ in answer["matches"]})
+    hidden = set() if is_file else await _find_hidden(invocation, top, {file for file, _, _ in answer["matches"]})
     prefix = "" if top.name == "." else top.name + os.sep
-    matches = [match for match in answer["matches"] if match[0] not in closed]
-    around = [line for line in answer["around"] if line[0] not in closed]
+    matches = [match for match in answer["matches"] if match[0] not in hidden]
+    around = [line for line in answer["around"] if line[0] not in hidden]
     lines = _found_lines(matches, around, prefix, has_context=context > 0)
     if not lines:
         lines = [f"No matches for `{args['pattern']}`{_in_place(target.name)}."]
@@ -120,15 +122,15 @@ async def _run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if answer["large"]:
         files = plural(answer["large"], "file")
         lines.append(f"[skipped {files} larger than {scan.FILE_BYTES:,} bytes]")
-    return Outcome(text="\n".join([*lines, *_describe_left_out(answer["left_out"] + len(closed))]))
+    return Outcome(text="\n".join([*lines, *_describe_left_out(answer["left_out"] + len(hidden))]))
 
 
 def _found_lines(
     matches: Sequence[Sequence[Any]], around: Sequence[Sequence[Any]], prefix: str, *, has_context: bool
 ) -> list[str]:
-    """Return the lines to show, as grep does: a colon after the number of a match, a dash after that of another line,
-    and `--` between parts that do not follow each other. If there are several lines of a file, its path stands once,
-    above them."""
+    """Return the lines to show in the style of grep: the number of a match has a colon after it, the number of a line
+    around a match has a dash, and `--` separates lines that are not neighbours. If there are several lines of a file,
+    its path is shown once, above them."""
     order = {file: index for index, (file, _, _) in enumerate(matches)}
     rows = [(order[file], file, line, ":", text) for file, line, text in matches]
     rows += [(order[file], file, line, "-", text) for file, line, text in around]
@@ -157,11 +159,11 @@ def _describe_left_out(count: int) -> list[str]:
     return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
 
 
-async def _find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
-    """Return the names of those found files that may not be shown: secret files, crow's own files, and hard links to
-    excluded files."""
+async def _find_hidden(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
+    """Return those of the found names that may not be shown, although the scanning program did not leave them out:
+    secret files, crow's own files, and hard links to excluded files. `names` are relative to `top`."""
     workspace, paths = invocation.context.workspace, {name: top.path / name.rstrip("/") for name in names}
-    closed = {
+    hidden = {
         name for name, path in paths.items() if workspace.read_protection(path) not in ("none", top.read_protection)
     }
     if invocation.excluded.patterns:
@@ -174,8 +176,8 @@ async def _find_closed(invocation: ToolInvocation, top: PathTarget, names: Colle
             others, is_complete = known.get(path, ((), True))
             spelled = [*others, *(other.removeprefix(f"{root}{os.sep}") for other in others)]
             if not is_complete or any(map(excluded.fullmatch, spelled)):
-                closed.add(name)
-    return closed
+                hidden.add(name)
+    return hidden
 
 
 def _in_place(name: str) -> str:

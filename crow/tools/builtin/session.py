@@ -1,7 +1,8 @@
 """`update_plan`, `recall` and `task`: tools that work on sessions.
 
-`recall` reads other sessions only if its scope includes them and the user has given permission. The session runs the
-subagent of a task. Each call that the subagent makes needs its own permission.
+`recall` reads other sessions only if its scope includes them and the user has given permission. A `task` needs no
+permission to start, unless its agent file comes from the workspace, because each call that its subagent makes needs its
+own permission.
 """
 
 from __future__ import annotations

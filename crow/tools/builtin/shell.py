@@ -31,7 +31,7 @@ _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
-"""The result of starting a background command has its output of this time. Most errors are among it."""
+"""How long the start of a background command waits for its first output, in seconds. Most errors come within it."""
 _HOSTS_CHARS = 400
 _SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""
@@ -203,10 +203,9 @@ async def _plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
 
 async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
-    if not job.is_running:
-        return await _job_outcome(invocation, job, f"{job.id} had already {job.state}")
-    await job.command.end(END_S)
-    return await _job_outcome(invocation, job, f"{job.id}: {job.state}")
+    was_running = job.is_running
+    await job.command.end(END_S)  # a command that has ended may have left processes running
+    return await _job_outcome(invocation, job, f"{job.id}{':' if was_running else ' had already'} {job.state}")
 
 
 async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 _MAX_CHARS = 300_000
 _MAX_YAML_CHARS = 40_000
-"""Longer files are not checked."""
+"""Longer YAML is not checked, and no file with more than `_MAX_CHARS` characters."""
 
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 _WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", "settings", "launch", "tasks", "extensions")
@@ -57,7 +57,7 @@ def _compare(language: tuple[str, Callable[[str], str | None]], before: str | No
 
 
 def _python(text: str) -> str | None:
-    # The filters of warnings belong to the whole process.
+    # The filters of warnings belong to the whole process, so only one thread at a time may change them.
     with _filters_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,7 @@
-"""Shows, keeps, merges or drops what a subagent has changed in a layer of its own."""
+"""Shows, keeps, merges or drops the changes that a subagent has made in its own layer, for the tool `task`.
+
+In texts for the model, the layer of a task is called its copy of the workspace.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from crow.tools.layers.describe import diffs_of, named, some
 from crow.tools.layers.session import Layers
 
 Decision: TypeAlias = Literal["keep", "merge", "drop"]
+"""`keep` takes all changes, or none if one is in conflict with the workspace. `merge` joins changed lines of text files
+where it can, and takes all changes that are not in conflict. `drop` deletes the layer."""
 _VERBS: Mapping[str, str] = {"keep": "Keep", "merge": "Merge", "drop": "Drop"}
 _DIFF_CHARS = 12_000
 """The model sees at most this many characters of the diffs of a task. It can ask the subagent for more."""
@@ -50,7 +55,8 @@ async def _open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> C
 
 
 async def new_layer(layers: Layers | None, task_id: str) -> ChildLayer:
-    """Open the layer of a subagent. It is created if there is none. See :func:`_open_layer`."""
+    """Open the layer of a subagent, and create it if there is none. The caller must close it. :raises
+    ~crow.domain.errors.ArgumentError: see :func:`_open_layer`."""
     child = await _open_layer(layers, task_id, is_new=True)
     if child is None:
         raise ArgumentError(_NO_LAYERS)
@@ -91,13 +97,13 @@ async def describe_changes(workspace: Workspace, task_id: str) -> str:
 
 
 def _shown_diffs(diffs: tuple[Diff, ...]) -> list[str]:
-    """Return the diffs as text, as far as they fit."""
+    """Return the diffs as text, up to `_DIFF_CHARS` characters, and a note about those that are left out."""
     shown: list[str] = []
     left = _DIFF_CHARS
     for number, diff in enumerate(diffs):
         text = f"--- {diff.path}\n{diff_text(diff.old_text or '', diff.new_text)}"
         if len(text) > left:
-            return [*shown, f"[the diffs of {plural(len(diffs) - number, 'more file')} are left out]"]
+            return [*shown, f"[the diffs of {plural(len(diffs) - number, 'file')} are left out]"]
         shown.append(text)
         left -= len(text)
     return shown
@@ -112,7 +118,7 @@ def plan_settling(args: Mapping[str, Any]) -> PlannedCall:
     return PlannedCall(
         announcement=Announcement(title=f"{_VERBS[args['changes']]} the changes of {in_title(task_id)}", kind="edit"),
         access="none",
-        # what the rules say about changes in layers holds for these, too
+        # the user's rules about changes that commands make in layers also apply here
         coverage=Coverage(rule_tool="shell_changes", narrower_arguments=(task_id,)),
         is_barrier=True,
     )
@@ -183,7 +189,7 @@ def _refused(reason: str) -> Outcome:
 
 
 def _remarks(made: Merge) -> list[str]:
-    """Return what else the model should know of changes that were kept."""
+    """Return sentences for the model about merged files, conflicts and files that cannot be kept."""
     found = []
     if made.merged:
         found.append(f"Merged with changes of the workspace, so check them: {some(made.merged)}.")

@@ -215,7 +215,7 @@ class PathTarget:
     def plan(
         self, title: str, kind: CallKind, access: Access, *, line: int | None = None, diffs: tuple[Diff, ...] = ()
     ) -> PlannedCall:
-        """Return a call that touches only this target."""
+        """Return the plan of a call that touches only this target."""
         location = Location(path=self.client_path, line=line)
         return PlannedCall(
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
@@ -239,7 +239,7 @@ def display_name(workspace: Workspace, path: Path) -> str:
 
 
 def session_call(title: str, kind: CallKind) -> PlannedCall:
-    """Return a call that touches only the session."""
+    """Return the plan of a call that touches only the session."""
     return PlannedCall(announcement=Announcement(title=title, kind=kind), access="none")
 
 

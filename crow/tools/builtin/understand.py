@@ -1,7 +1,7 @@
-"""Understands calls that were written for the tools of other agents.
+"""Converts calls that were written for the tools of other agents to calls of crow's tools.
 
-Models are trained with other tools than crow's, and fall back on their names. A call is changed only if its meaning is
-clear; the changed call is stored, shown, and sent back to the model.
+Models are trained with the tools of other agents, and sometimes use their names. A call is changed only if its meaning
+is clear. The changed call, not the original one, is then stored, shown to the user, and sent back to the model.
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ _ARGUMENT_NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "agent": ("subagent_type",),
     },
 }
-"""Names that other agents give to arguments, in lower case, by crow's tool and argument."""
+"""For each of crow's tools and arguments, the names that other agents give to the argument, in lower case."""
 
 
 _AROUND = ("-A", "-B", "after_context", "before_context", "after", "before")
+"""Names that other agents give to the number of lines after or before a match of `grep`."""
 
 _SILENT = frozenset({"description", "explanation", "purpose", "justification"})
 """Arguments that only explain a call. They are ignored without a note."""
@@ -141,7 +142,8 @@ def _properties(spec: ToolSpec) -> Collection[str]:
 
 
 def _renamed(name: str, arguments: _Arguments) -> tuple[str, _Arguments]:
-    """Return the name of crow's tool, and the arguments without those that only choose the tool."""
+    """Return the name of crow's tool, and the arguments without an argument that only chooses the tool. A name that is
+    not known is returned as it is, apart from case and dashes."""
     plain = name.replace("-", "_").lower()
     if plain in ("str_replace_editor", "str_replace_based_edit_tool", "text_editor"):
         tools = {"view": "read_file", "create": "write_file", "str_replace": "edit_file"}

@@ -439,17 +439,18 @@ async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
     os.link(root / ".env", root / "link.txt")
     write(root, "shared.txt", text="needle\n")
     os.link(root / "shared.txt", tmp_path / "elsewhere")
+    os.link(root / ".env", root / "copy (1).txt")
     excluded = excluded_paths("grep", user_rules([], ["read_file(.env)", "*(docs/**)"]))
     async with open_box() as box:
         for name, arguments in (("grep", {"pattern": "needle"}), ("list_files", {})):
             planned = replace(await box.plan(name, **arguments), excluded=excluded)
             found = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, planned=planned)
             lines = [line.partition(":")[0] for line in found.text.splitlines()]
-            assert lines == ["a.py", "[left out 7 files that the user's rules forbid or that may hold keys]"]
+            assert lines == ["a.py", "[left out 8 files that the user's rules forbid or that may hold keys]"]
         without = (await box.run("grep", pattern="needle")).text.splitlines()
         secret = (await box.run("grep", pattern="needle", path=".ssh")).text
     assert [line.partition(":")[0] for line in without[:-1]] == [
-        *(".env", "a.py", "deep/.ENV", "docs/x/b.md", "link.txt", "shared.txt")
+        *(".env", "a.py", "copy (1).txt", "deep/.ENV", "docs/x/b.md", "link.txt", "shared.txt")
     ]
     assert without[-1] == "[left out 2 files that the user's rules forbid or that may hold keys]"
     assert secret == f".ssh{os.sep}id:1: needle"

@@ -231,6 +231,14 @@ async def test_killing_a_job_ends_all_processes_it_started(open_box: OpenBox) ->
             await until_gone(pid)
 
 
+async def test_killing_a_job_that_has_ended_ends_the_processes_that_it_left(open_box: OpenBox, root: Path) -> None:
+    async with open_box() as box:
+        await box.run("shell", command="sleep 600 & echo $! >pid", background=True)
+        assert (await box.run("shell_output", job="job1", wait_s=60)).text == "[job1: ended with exit code 0]"
+        assert (await box.run("shell_kill", job="job1")).text == "[job1 had already ended with exit code 0]"
+        await until_gone(int((root / "pid").read_text()))
+
+
 async def test_jobs_end_with_the_session_even_if_they_ignore_sigterm(open_box: OpenBox) -> None:
     async with open_box() as box:
         line = "trap '' TERM; sleep 600 & echo $! $$; while :; do sleep 1; done"
