@@ -138,9 +138,10 @@ class _Attempt:
     """One attempt to connect, and the connection that comes of it."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Encloses all of it. Its deadline is first that of the first message, then that of the start, then none."""
+    """Cancels the attempt or the connection. Until the server sends its first message, the deadline is that of the
+    probe. Then it is that of the start. When the server is ready, there is none."""
     has_answered: bool = False
-    """Whether the deadline of the first message no longer counts: the server has sent one, or the user logs in."""
+    """Whether the server has answered the probe, with a message or by asking for a login."""
     is_initialized: bool = False
     """Whether the handshake has succeeded."""
     process: ServerProcess | None = None
@@ -150,7 +151,7 @@ class _Attempt:
     lost: anyio.Event = field(default_factory=anyio.Event)
     """Set when a failed request shows that the server is gone."""
     lost_words: str = ""
-    """The error of that request."""
+    """The error of the request that has set `lost`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +169,9 @@ class _Failures:
     loss: str = ""
     """The reason for the latest of these failures."""
     _in_a_row: int = 0
+    """How many failures came one after the other, without `_STEADY_S` of work between them."""
     _ready_at: float = math.inf
+    """The monotonic time in seconds at which the running server was ready; infinite if it is not ready yet."""
 
     def note_start(self) -> None:
         """Note that the server is being started."""
@@ -218,8 +221,11 @@ class ServerConnection:
         self._attempt = _Attempt()
         self._failures = _Failures()
         self._stopping = anyio.Event()
+        """Set by `stop`."""
         self._restarting = anyio.Event()
+        """Set by `restart` while the server is ready. Each start replaces this event."""
         self._wanted = anyio.Event()
+        """Set when a failed server must start again. Each start replaces this event."""
         self._asks_again = False
         """The start has failed only because `restart` withdrew the question for a login. It is asked again."""
         self._auth: ServerAuth | None = None
@@ -263,7 +269,7 @@ class ServerConnection:
         return "" if self._auth is None else self._auth.problem
 
     def status(self) -> ServerStatus:
-        """Return the state of the server now, without its resources."""
+        """Return the current state of the server. `resources` is not set: see `ExternalServer.status`."""
         return ServerStatus(
             name=self.name,
             state="ready" if self.is_ready else "failed" if isinstance(self._state, _Failed) else "starting",
@@ -328,8 +334,8 @@ class ServerConnection:
             self.revive(at_once=True)
 
     def lose(self, words: str) -> None:
-        """Take note that a request to the server failed in a way that shows that the server is gone. A server with a
-        process is gone only when the process ends."""
+        """End the connection, because a failed request has shown that the server is gone. `words` is the error of the
+        request. Do nothing for a server with a process: its process tells when it has ended."""
         if isinstance(self.setup.server, HttpServer):
             self._attempt.lost_words = words
             self._attempt.lost.set()

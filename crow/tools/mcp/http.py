@@ -48,7 +48,7 @@ async def _limit_body(response: httpx2.Response) -> None:
 
 
 class _LimitedBody(httpx2.AsyncByteStream):
-    """The body of a response. Reading raises an error if the body is too large or compressed."""
+    """The body of a response. Reading it raises an error if it is larger than `LINE_BYTES`, or compressed."""
 
     def __init__(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# The keywords of JSON Schema by the kind of their value: schemas by name, lists, one schema, counts, and numbers.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items", "enum", "type")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
@@ -13,6 +14,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _MAX_DEPTH = 64
 _MAX_HOPS = 16
+"""A reference is followed through at most this many further references."""
 _INDEX_DIGITS = 6
 
 
