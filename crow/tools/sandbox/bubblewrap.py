@@ -56,11 +56,11 @@ overlays themselves."""
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _View = Literal["mask", "read", "write", "deny", "throwaway"]
+"""How a command sees a path: empty, read-only, writable, not at all, or writable until the command ends."""
 
 
 class _ConfinedProcess(Process):
-    """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, or if
-    crow does not know yet whether the command began.
+    """A command under bubblewrap.
 
     The process that crow started is bubblewrap's outer process. When that process dies, all processes in the sandbox
     die at once.
@@ -69,7 +69,9 @@ class _ConfinedProcess(Process):
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
         super().__init__(on_output, on_errors or self._note)
         self.is_reported = on_errors is None
+        """Whether the script `_RUN` reports how the command begins and ends."""
         self._notes = bytearray()
+        """What bubblewrap and the script have written to standard error."""
 
     def _note(self, data: bytes) -> None:
         self._notes += data[: 65_536 - len(self._notes)]
@@ -80,7 +82,7 @@ class _ConfinedProcess(Process):
 
     @property
     def failure(self) -> str:
-        """Why the command never began."""
+        """Why the command never began. Empty if it began, or as long as that is not certain."""
         if not self.is_reported or not self.exited.is_set() or "started" in self._lines:
             return ""
         code = self._transport.get_returncode()

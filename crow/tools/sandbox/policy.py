@@ -126,9 +126,13 @@ class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places."""
 
     enabled: Literal["auto", "off", "required"] = "auto"
+    """`auto`: confine commands if a sandbox works. `required`: a command that cannot be confined is not run."""
     network: bool = False
+    """Commands with the access `write` may use the network directly."""
     readable: tuple[str, ...] = ()
+    """Further files and directories that commands can read. `~` stands for HOME."""
     writable: tuple[str, ...] = ()
+    """Further directories that commands with the access `write` can change. `~` stands for HOME."""
     own: tuple[Path, ...] = ()
     """Crow's files and directories, which no confined command can see."""
     masked: tuple[Path, ...] = ()
@@ -169,7 +173,9 @@ class _FoundPlaces:
     stamp: tuple[int, ...]
     """The times when the searched folders last changed."""
     toolchains: tuple[Path, ...]
+    """Trees that commands can read, because programs are installed there."""
     hidden: tuple[Path, ...]
+    """Secrets of the user, and crow's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +222,7 @@ class Policy:
         )
 
     def _problems_of_settings(self) -> Iterator[str]:
+        """Return one sentence for each path in the settings that cannot be used."""
         return (
             f"sandbox.{key}: {entry} {problem}"
             for key, entries in (
@@ -386,11 +393,13 @@ class Policy:
         roots = self.writable_roots()
         self.options.programs.distrust(roots)
         for path in self.options.own:
-            is_directory = not path.suffix  # as the files in `own` are called
+            is_directory = not path.suffix  # in `own`, only files have a suffix
             if is_directory and is_inside_any(Path(os.path.realpath(path)), roots):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
+        """Return the directories that commands see as empty, apart from visible trees in them. Directories below a root
+        of the workspace are left out, except those for temporary files."""
         temporary = {Path(os.path.realpath(path)) for path in _TEMPORARY}
         candidates = (*map(Path, _MASKED), *self.options.masked)
         places = [Path(os.path.realpath(path)) for path in candidates if os.path.isdir(path)]
@@ -405,6 +414,7 @@ class Policy:
         return tuple(dict.fromkeys(kept))
 
     def _toolchains(self, home: Path | None) -> Iterator[Path]:
+        """Yield where programs are installed below HOME and in the directories on PATH, and git's settings."""
         if home is None:
             return
         yield from _existing(home / name for name in _TOOLCHAINS)
@@ -423,12 +433,14 @@ class Policy:
                 yield tree
 
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
+        """Yield those of the paths that are directories with nothing but programs, outside of the writable trees."""
         own = self.writable_roots()
-        for place in filter(None, map(_literal, paths)):
+        for place in filter(None, map(_with_real_parent, paths)):
             if os.path.isdir(place) and not _is_general(place, home) and not is_inside_any(place, own):
                 yield place
 
     def _named(self, entries: Iterable[str], *, is_writable: bool = False) -> Iterator[Path]:
+        """Yield the paths of those entries of the settings that can be used, with links resolved."""
         for entry in entries:
             if not self._problem_of(entry, is_writable=is_writable):
                 yield Path(os.path.realpath(os.path.expanduser(entry)))
@@ -448,6 +460,7 @@ class Policy:
         return ""
 
     def _hidden(self) -> Iterator[Path]:
+        """Yield the secret places of the user that exist and that the settings do not name, and crow's own files."""
         named = {*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)}
         for path in (Path(os.path.realpath(place)) for place in secret_places()):
             if path not in named and os.access(path, os.R_OK):
@@ -523,7 +536,7 @@ def _linked_path(file: Path, prefix: str = "") -> Path | None:
         text = os.fsdecode(opened.read(16_384)).rstrip("\r\n")
     if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
         return None
-    return _literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+    return _with_real_parent(os.path.join(os.path.dirname(file), text[len(prefix) :]))
 
 
 def _mount_points() -> Iterator[str]:
@@ -550,7 +563,7 @@ def _modified_ns(path: Path) -> int:
         return 0
 
 
-def _literal(path: str) -> Path | None:
+def _with_real_parent(path: str) -> Path | None:
     """Return the path with links resolved, except for a link in its last part. Return None if `path` is not
     absolute."""
     if not os.path.isabs(path) or "\0" in path:
@@ -562,7 +575,7 @@ def _literal(path: str) -> Path | None:
 def _existing(paths: Iterable[str | Path]) -> Iterator[Path]:
     """Return those of the paths that exist. Links are resolved, except for a link in the last part of a path."""
     for path in paths:
-        place = _literal(str(path))
+        place = _with_real_parent(str(path))
         if place is not None and os.path.exists(place):
             yield place
 
