@@ -138,7 +138,7 @@ class ServerAuth(httpx2.Auth):
             login = self._login
             if login is not None and _ends_soon(login) and not self._must_wait() and not self._lock.locked():
                 async with self._lock:
-                    with self.hold(False):  # a refresh that is broken off can use up the refresh token
+                    with self.hold(False):  # a cancelled refresh could lose the login: its refresh token may be used up
                         self._login = await self._refreshed(request, login)
         except ToolServerError as error:
             self._note(error)
@@ -511,7 +511,7 @@ class ServerAuth(httpx2.Auth):
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < _RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
-        """Record why there is no token, and log it unless the same wait goes on."""
+        """Record why there is no token. Log it, unless crow already waits after an earlier failure."""
         if not self._must_wait():
             self._failed_at = time.monotonic()
             logger.warning("MCP server %s: %s", self.server.name, error)

@@ -190,8 +190,9 @@ async def ask_user(
     """Ask the user a question of `server`. If nobody can be asked, decline the question. If the question could mislead
     the user, refuse it with an error.
 
-    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` is the id for the
-    client of a question that asks the user to visit a page. The server's own id might be that of another server's page.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
+    visit a page, the client gets it with the id `question_id`. The server's own id is not used, because another server
+    may use the same one.
     """
     message, call = f"{server}: {_safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation

@@ -180,7 +180,7 @@ async def _external_servers(
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
 ) -> Sequence[ExternalServer]:
-    """Return the servers. The `serve` of each one's connection starts it."""
+    """Return the external servers. None has started yet: `serve` of its connection starts it."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection, ServerSetup
     from crow.tools.mcp.server import ExternalServer

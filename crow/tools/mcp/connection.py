@@ -68,7 +68,7 @@ _REFUSED_HANDSHAKE = frozenset(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ServerSetup:
-    """What a connection to a server is made from."""
+    """The arguments of a :class:`ServerConnection`."""
 
     server: StdioServer | HttpServer
     prefix: str
@@ -101,7 +101,7 @@ class ServerSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Starting:
-    """Crow connects to the server."""
+    """Crow is connecting to the server."""
 
     failure: str = ""
     """Why the server failed before. Empty if it did not fail, or if it is started again on request."""
@@ -135,7 +135,7 @@ _State: TypeAlias = _Starting | _Ready | _Ending | _Failed
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Attempt:
-    """One attempt to connect, and the connection that comes of it."""
+    """One attempt to connect, and the connection if the attempt succeeds."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """Cancels the attempt or the connection. Until the server sends its first message, the deadline is that of the
@@ -250,7 +250,7 @@ class ServerConnection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server's tools are offered: it is ready, or it was until a moment ago."""
+        """Whether the server's tools are offered: it is ready, or its connection is being closed."""
         return isinstance(self._state, _Ready | _Ending)
 
     @property
@@ -291,7 +291,7 @@ class ServerConnection:
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
                 if self._asks_again and self._auth is not None:
                     self._asks_again = False
-                    self._auth.reset()  # for it, the withdrawn question was refused by the user
+                    self._auth.reset()  # it has taken the withdrawn question for a refusal by the user
                     continue
                 if self._restarting.is_set():
                     continue

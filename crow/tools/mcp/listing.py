@@ -231,7 +231,7 @@ async def filter_invalid_tools(
 
 
 class _ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
-    """The messages of a server, with invalid tools removed from its listings and logged."""
+    """The messages of a server, with invalid tools and resources removed from its listings."""
 
     def __init__(
         self,

@@ -22,9 +22,9 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that allows what `schema` allows, and that strict servers accept.
 
     llama.cpp refuses every request if the schema of one tool contains one of these: `true` instead of `{}`, an empty
-    `enum` or `anyOf`, a limit that is not a number, or a reference other than `#/name/name`. Empty lists, limits that
-    are not numbers, and references that cannot be rewritten are left out. The schema then allows any value in their
-    place. The MCP server checks the value anyway.
+    `enum` or `anyOf`, a limit that is not a finite number, or a reference other than `#/name/name`. Empty lists, such
+    limits, and references that cannot be rewritten are left out. The schema then allows any value in their place. The
+    MCP server checks the value anyway.
     """
     rewriter = _Rewriter(schema)
     plain = rewriter.rewrite(schema)
@@ -98,7 +98,8 @@ class _Rewriter:
 
 
 def _is_usable(key: str, value: object) -> bool:
-    """Return whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot be kept."""
+    """Return whether a member of a schema can be kept. Empty lists and limits that are not finite numbers cannot be
+    kept."""
     if key in _LISTS:
         return value != []
     if key in _COUNTS:

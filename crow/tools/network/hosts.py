@@ -62,8 +62,8 @@ def covers_host(pattern: str, host: str) -> bool:
     """Return whether the pattern of a rule covers a host, which is written as `str(Host)` does.
 
     `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
-    registries. Without a port, a pattern covers the usual ports; `:*` covers all. So does a pattern with one of the
-    usual ports, because `str(Host)` leaves them out. A pattern that is none of these covers nothing.
+    registries. `:*` covers all ports. Without a port, a pattern covers the usual ports. With one of the usual ports, it
+    covers both, because `str(Host)` does not tell them apart. A pattern of any other form covers nothing.
     """
     asked = parse_host(host, PORTS[0])
     if pattern == REGISTRIES:

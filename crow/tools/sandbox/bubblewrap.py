@@ -274,7 +274,8 @@ class Bubblewrap:
 
 
 def overlays_of(confinement: Confinement) -> tuple[Overlay, ...]:
-    """Return the overlays for the throwaway trees: those of a layer, or new ones that nobody keeps."""
+    """Return the overlays for the throwaway trees: those of a layer, or else new ones, whose content is discarded when
+    the command ends."""
     if confinement.overlays or confinement.layers is None:
         return confinement.overlays
     return tuple(_make_layer(confinement.layers, number, tree) for number, tree in enumerate(confinement.throwaway))
@@ -363,7 +364,8 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 @contextmanager
 def _filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
-    """Open a file in memory with the filter of system calls; none if crow has no filter for this machine."""
+    """Open a file in memory with the filter of system calls, and yield its descriptor. Yield none if crow has no filter
+    for this machine."""
     if missing_architecture():
         yield ()
         return
@@ -377,8 +379,8 @@ def _filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
 
 
 class _Hold:
-    """Keeps a command from beginning until something was done in its namespaces. It is made of two pairs of pipes, or
-    of none."""
+    """Lets a command begin only after something was done in its namespaces. It consists of two pipes. Without pipes, it
+    holds nothing back."""
 
     def __init__(self, pipes: Sequence[int]) -> None:
         self._pipes = pipes
@@ -433,7 +435,7 @@ def _run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.Compl
         check=False,
         env=helper_environment(os.environ)[0],
         pass_fds=inherited,
-        # when bubblewrap ends, crow inherits a process of it, and reaps only orphans of other sessions
+        # bubblewrap leaves a process behind, which crow inherits and reaps only if it is in another session
         start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

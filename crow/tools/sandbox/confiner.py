@@ -315,7 +315,7 @@ class KernelConfiner:
         roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
         if roots and not process.exited.is_set():
             try:
-                # nobody may look into the first process of the helper's sandboxes
+                # the namespaces of the first process of the helper's sandboxes cannot be entered
                 pid = process.command_pid if isinstance(process, LaunchedProcess) else process.pid
                 await self._listeners.refresh(pid, roots)
             except (OSError, TimeoutError) as error:
@@ -406,7 +406,7 @@ class KernelConfiner:
     async def _choose(self) -> Choice:
         programs, choice = self.options.programs, self._choice
         used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
-        # another session may have worked where a program of the user is
+        # since the choice, another session may have worked in a directory with one of the programs
         if choice is None or not all(map(programs.trusts, used)):
             self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice

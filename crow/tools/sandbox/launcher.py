@@ -156,7 +156,7 @@ def main() -> None:
             if pid == 0:
                 connection.close()
                 _begin(kernel, report, has_own_network=bool(network))
-            with suppress(OSError):  # crow no longer wants it
+            with suppress(OSError):  # crow no longer needs the sandbox
                 report.send(b"%d" % pid)
 
 
@@ -213,7 +213,7 @@ def _set_up(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) ->
 
 
 def _map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
-    """Set which user and group this process has in its new user namespace, for one of each outside of it. `proc` is
+    """Map one user id and one group id of this process's new user namespace to ids outside of it. `proc` is
     `_Kernel.proc`."""
     for name, text in (
         ("setgroups", "deny"),
@@ -228,13 +228,13 @@ def _map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gi
 
 
 def _mount_all(kernel: _Kernel, plan: Mapping[str, Any], devices: Mapping[str, int]) -> None:
-    """Make the view of the file system: everything is read-only, except what the options of the plan say. They are
-    bubblewrap's, in the same order."""
+    """Mount what the command may see. Everything is read-only, except where the plan's `mounts` say otherwise. These
+    are options of bubblewrap, with the same order and meaning."""
     for root, upper, work in plan["overlays"]:
-        os.chdir(root)  # the root's name may have characters with a meaning
+        os.chdir(root)  # in the options of an overlay, characters such as `:` in the root's name would have a meaning
         kernel.mount("overlay", ".", 0, f"userxattr,volatile,lowerdir=.,upperdir={upper},workdir={work}")
     os.chdir("/")
-    # all sources are opened before anything hides them, and those of which only one is written to before all is limited
+    # Open all sources before a mount hides them: writable ones before everything becomes read-only, the others after.
     trees: dict[int, int] = {}
     for number, (option, *arguments) in enumerate(plan["mounts"]):
         if option == "--bind":

@@ -138,7 +138,7 @@ class SandboxOptions:
     masked: tuple[Path, ...] = ()
     """Further directories to mask, in addition to those in `_MASKED`."""
     layers: Path | None = None
-    """The directory for layers and for what undoes their changes. If None, no command runs in a layer that is kept."""
+    """The directory for layers, and for change sets, which undo the changes of layers. If None, there are no layers."""
     caches: Path | None = None
     """Each workspace gets a directory in this one, for the caches of its commands. If None, these caches last only as
     long as the session."""
@@ -315,7 +315,8 @@ class Policy:
         )
 
     def _own_trees(self, writable: tuple[Path, ...]) -> tuple[Path, ...]:
-        """Return crow's own trees in `writable`. They stay where they are as long as crow runs."""
+        """Return crow's own trees in `writable`. They are searched only once, because they do not move while crow
+        runs."""
         if writable not in self._fixed:
             self._fixed[writable] = own_trees(writable)
         return self._fixed[writable]
@@ -365,13 +366,13 @@ class Policy:
         return variables
 
     def _go_modules(self) -> Path:
-        """Return where go keeps what it has downloaded."""
+        """Return the directory in which go keeps the modules that it has downloaded."""
         usual = (self.home or Path(os.sep)) / _CACHES["GOMODCACHE"][1]
         named = Path(self.env.get("GOMODCACHE") or usual)
         return named if named.is_absolute() else usual  # go itself refuses a relative one
 
     def _go_downloads(self) -> str:
-        """Return the URL from which go can take them."""
+        """Return the URL under which go finds the modules in that directory."""
         return (self._go_modules() / "cache" / "download").as_uri()
 
     def _found_places(self, home: Path | None) -> _FoundPlaces:
@@ -587,7 +588,7 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def _prefixes_of(roots: Iterable[Path]) -> tuple[str, ...]:
-    """Return what all paths in these directories begin with."""
+    """Return what all paths in these directories begin with, including the final separator."""
     return tuple([f"{str(root).rstrip(os.sep)}{os.sep}" for root in roots])
 
 
