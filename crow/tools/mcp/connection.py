@@ -448,7 +448,7 @@ class ServerConnection:
                 attempt.process = ServerProcess(server, self.setup.workspace, self.setup.keys, self.setup.places)
                 return attempt.process
             case HttpServer() as server:
-                return await http_transport(server, self._auth, self.setup.call_timeout_s, stack)
+                return await http_transport(server, self._auth, stack)
 
     async def _stay(self, attempt: _Attempt, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
