@@ -36,7 +36,7 @@ from pydantic import AnyUrl
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
 from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error, page_to_open
-from crow.tools.mcp.exchange import LoginClient, shown
+from crow.tools.mcp.exchange import LoginClient, plain_url
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
 from crow.tools.mcp.redirect import RedirectListener, code_from, listening
 from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion
@@ -48,6 +48,7 @@ logging.getLogger("mcp.client.auth.oauth2").setLevel(logging.CRITICAL)
 
 _CLIENT_NAME = "Crow"
 _LOGIN_S = 900.0
+"""The user has this many seconds to log in with the browser."""
 _EARLY_S = 30.0
 """A token is refreshed this many seconds before it expires."""
 _RETRY_S = 15.0
@@ -72,11 +73,17 @@ class ServerAuth(httpx2.Auth):
     problem: str = ""
     """Why crow has no token that the server accepts. Empty if there is no problem."""
     _login: Login | None = None
+    """The login in use. None if there is none, or before it was read."""
     _is_read: bool = False
+    """Whether crow has looked for a stored login."""
     _is_final: bool = False
+    """Whether no further attempt can succeed until `reset`: the user declined, or the server refuses a new token."""
     _failed_at: float = -_RETRY_S
+    """The monotonic time of the last failure, in seconds."""
     _steps: set[str] = field(default_factory=set)
+    """The scopes for which the user has logged in after the server had asked for wider ones."""
     _refused: set[str] = field(default_factory=set)
+    """The access tokens that crow must not send again."""
     _fresh: set[str] = field(default_factory=set)
     """Holds the token of the last refresh until the server has accepted it. If the server refuses this token, the user
     must log in."""
@@ -95,7 +102,8 @@ class ServerAuth(httpx2.Auth):
         self._fresh.clear()
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """See `httpx2.Auth`. A failed login raises no exception. Instead, the response is the server's refusal."""
+        """See `httpx2.Auth`. A failed login raises no exception: the caller gets the server's refusal as the response,
+        and `problem` says why there is no token."""
         token = await self._token_for(request)
         response = yield request
         asked_for: set[int] = set()
@@ -130,13 +138,13 @@ class ServerAuth(httpx2.Auth):
             login = self._login
             if login is not None and _ends_soon(login) and not self._must_wait() and not self._lock.locked():
                 async with self._lock:
-                    with self.hold(False):  # a refresh that is broken off can use up the refresh token
+                    with self.hold(False):  # a cancelled refresh could lose the login: its refresh token may be used up
                         self._login = await self._refreshed(request, login)
         except ToolServerError as error:
             self._note(error)
         if self._login is None:
             return ""
-        _bear(request, self._login)
+        _add_token(request, self._login)
         return self._login.token
 
     async def _renew(self, request: httpx2.Request, response: httpx2.Response, token: str) -> tuple[str, bool]:
@@ -163,7 +171,7 @@ class ServerAuth(httpx2.Auth):
                     was_asked = refreshed is None
                     login = refreshed or await self._new_login(request, response, stored)
                 self._login = login
-        _bear(request, login)
+        _add_token(request, login)
         return login.token, was_asked
 
     async def _refreshed_after(
@@ -250,7 +258,11 @@ class ServerAuth(httpx2.Auth):
         return found
 
     async def _authorized(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
-        """Run the whole authorization flow, in which the user logs in with a browser."""
+        """Run the whole authorization flow, in which the user logs in with a browser.
+
+        The browser comes back to the port in the settings, else to the port of the stored registration, else to a free
+        port. :raises ToolServerError: the login failed, or crow cannot listen on the port.
+        """
         options = self.server.oauth
         client = _client_of(login)
         port = options.redirect_port or _registered_port(client)
@@ -371,7 +383,12 @@ class ServerAuth(httpx2.Auth):
     async def _sent(
         self, provider: OAuthClientProvider, exchange: LoginClient, request: httpx2.Request
     ) -> httpx2.Response:
-        """Send one request of the login."""
+        """Send one request of the login and return the answer. An authorization server that refuses a refresh token
+        may answer with an error, because the user can log in instead.
+
+        :raises ToolServerError: the request is not allowed or failed, or the authorization server refused a token for
+            another reason.
+        """
         context = provider.context
         is_post = request.method == "POST"
         body = request.content if is_post else b""
@@ -387,15 +404,14 @@ class ServerAuth(httpx2.Auth):
             if b"grant_type=refresh_token" in body and response.status_code not in (429, *range(500, 600)):
                 logger.info("MCP server %s: its token could not be refreshed: %s", self.server.name, reason)
                 return response
-            place = shown(str(request.url))
-            raise ToolServerError(f"{place} gave no token: {reason}")
+            raise ToolServerError(f"{plain_url(str(request.url))} gave no token: {reason}")
         return response
 
     def _check_registration(self, provider: OAuthClientProvider) -> None:
         """Check that crow may register itself at the authorization server. :raises ToolServerError: the user has set a
         client id, or the authorization server does not let crow register."""
         options, metadata = self.server.oauth, provider.context.oauth_metadata
-        place = shown(provider.context.auth_server_url or self.account.url)
+        place = plain_url(provider.context.auth_server_url or self.account.url)
         uris = provider.context.client_metadata.redirect_uris or ()
         if options.client_id:
             raise ToolServerError(
@@ -418,11 +434,11 @@ class ServerAuth(httpx2.Auth):
         context, options = provider.context, self.server.oauth
         metadata, client = context.oauth_metadata, context.client_info
         if options.issuer and not _same_issuer(metadata, options.issuer):
-            named = "none" if metadata is None else shown(str(metadata.issuer))
+            named = "none" if metadata is None else plain_url(str(metadata.issuer))
             raise ToolServerError(f"its authorization server is {named}, but oauth_issuer is {options.issuer}")
         if metadata is not None and "S256" not in (metadata.code_challenge_methods_supported or ()):
             raise ToolServerError(
-                f"its authorization server {shown(str(metadata.issuer))} does not offer PKCE with S256; without "
+                f"its authorization server {plain_url(str(metadata.issuer))} does not offer PKCE with S256; without "
                 "it, others could steal the login"
             )
         if client is not None and client.client_secret and client.token_endpoint_auth_method is None:
@@ -470,6 +486,10 @@ class ServerAuth(httpx2.Auth):
         return AuthorizationCodeResult(code=code, state=redirect.state, iss=redirect.issuer)
 
     async def _read(self) -> Login | None:
+        """Return the stored login. None if there is none, or if it belongs to another client id than the settings say.
+
+        :raises ToolServerError: the file cannot be used.
+        """
         login = await anyio.to_thread.run_sync(self.logins.read, self.account)
         configured = self.server.oauth.client_id
         if login is not None and configured and login.client.get("client_id") != configured:
@@ -477,6 +497,7 @@ class ServerAuth(httpx2.Auth):
         return login
 
     async def _save(self, storage: _Storage, provider: OAuthClientProvider) -> Login:
+        """Store the new login and return it. If it cannot be stored, it holds until the session ends."""
         login = storage.new_login(self.account, provider)
         try:
             await anyio.to_thread.run_sync(self.logins.write, login)
@@ -485,11 +506,12 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Return whether crow must not try again now, because the last attempt failed less than `_RETRY_S` ago or
-        because no attempt can succeed."""
+        """Return whether crow must not try to get a token now: the last attempt failed less than `_RETRY_S` ago, or no
+        attempt can succeed."""
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < _RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
+        """Record why there is no token. Log it, unless crow already waits after an earlier failure."""
         if not self._must_wait():
             self._failed_at = time.monotonic()
             logger.warning("MCP server %s: %s", self.server.name, error)
@@ -498,7 +520,7 @@ class ServerAuth(httpx2.Auth):
 
     @property
     def _command(self) -> str:
-        return f"`crow mcp login {self.server.oauth.login or shown(self.server.url)}`"
+        return f"`crow mcp login {self.server.oauth.login or plain_url(self.server.url)}`"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -506,10 +528,15 @@ class _Storage:
     """The SDK's storage during one login. Nothing is written to disk before the login is complete."""
 
     login: Login | None
+    """The stored login that is refreshed or replaced. None if there is none."""
     client: OAuthClientInformationFull | None = None
+    """Crow's registration at the authorization server. None if it is not known yet."""
     tokens: OAuthToken | None = None
+    """The new tokens."""
     registers: bool = False
+    """Crow must register again, even if `login` has a registration."""
     is_changed: bool = False
+    """Whether there are new tokens."""
 
     async def get_tokens(self) -> OAuthToken | None:
         """See `mcp.client.auth.TokenStorage`."""
@@ -580,7 +607,7 @@ def _is_challenge(response: httpx2.Response) -> bool:
     return response.status_code == 403 and extract_field_from_www_auth(response, "error") == "insufficient_scope"
 
 
-def _bear(request: httpx2.Request, login: Login) -> None:
+def _add_token(request: httpx2.Request, login: Login) -> None:
     request.headers["Authorization"] = f"Bearer {login.token}"
 
 
@@ -651,5 +678,5 @@ async def revoke(login: Login) -> bool:
             data, headers = provider.context.prepare_token_auth(data, {})
             answer = await exchange.send(httpx2.Request("POST", endpoint, data=data, headers=headers))
             if not answer.is_success:
-                raise ToolServerError(f"{shown(endpoint)} did not revoke the {kind}: {_reason_of(answer)}")
+                raise ToolServerError(f"{plain_url(endpoint)} did not revoke the {kind}: {_reason_of(answer)}")
     return True

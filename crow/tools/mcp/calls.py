@@ -28,15 +28,17 @@ from crow.tools.builtin.files import sound_pdf, sound_picture_type
 from crow.tools.servers import LoginQuestion
 from crow.tools.urls import is_address, normalize_url
 
+logger = logging.getLogger(__name__)
+
 _ERROR_CHARS = 300
 _MESSAGE_CHARS = 4_000
 _FINISH_S = 0.3
-logger = logging.getLogger(__name__)
-
+"""The client has this many seconds to learn that the user no longer needs a page."""
 _PROGRESS_LINES = 100
 _PROGRESS_CHARS = 500
 PROGRESS_EVERY_S = 0.1
 _FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int, "number": int | float, "array": list}
+"""The Python types of the values that a field of a form may have, by the type in its schema."""
 
 
 def outcome_of(result: mcp.CallToolResult) -> Outcome:
@@ -85,18 +87,19 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
 
 
 def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
-    """Convert a filled prompt to the parts of one user message. If at least one of the prompt's messages is not from
-    the user, the name of the role is put before each message."""
+    """Convert a filled prompt to the parts of one user message. Blank texts are left out; if there is nothing else, the
+    result is empty. If at least one of the prompt's messages is not from the user, the name of the role is put before
+    each message."""
     contents = [_part_of(message.content) for message in result.messages]
-    solid = [not isinstance(part, Text) or bool(part.text.strip()) for part in contents]
+    are_blank = [isinstance(part, Text) and not part.text.strip() for part in contents]
     is_dialogue = any(message.role != "user" for message in result.messages)
     parts: list[Part] = []
-    for message, part, is_solid in zip(result.messages, contents, solid, strict=True):
+    for message, part, is_blank in zip(result.messages, contents, are_blank, strict=True):
         if is_dialogue:
             parts.append(Text(text=f"{message.role.capitalize()}:"))
-        if is_solid:
+        if not is_blank:
             parts.append(part)
-    return tuple(parts) if any(solid) else ()
+    return () if all(are_blank) else tuple(parts)
 
 
 def _part_of(block: mcp.ContentBlock) -> Part:
@@ -187,8 +190,9 @@ async def ask_user(
     """Ask the user a question of `server`. If nobody can be asked, decline the question. If the question could mislead
     the user, refuse it with an error.
 
-    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` is the id for the
-    client of a question that asks the user to visit a page. The server's own id might be that of another server's page.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
+    visit a page, the client gets it with the id `question_id`. The server's own id is not used, because another server
+    may use the same one.
     """
     message, call = f"{server}: {_safe_beginning(params.message, _MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation

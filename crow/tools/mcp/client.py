@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     from crow.tools.mcp.server import ExternalServer
 
 _CLOSE_S = 0.5
+"""Servers and commands have this many seconds to end when the session ends."""
 _FAULT_CHARS = 4_000
+"""The definition of a tool in an error message is cut to this length."""
 _BUILTIN_SPECS = {spec.name: spec for spec in builtin.SPECS}
 _BUILTIN_NAMES = frozenset(_BUILTIN_SPECS)
 
@@ -103,16 +105,18 @@ class ToolSettings:
     agent_folders: tuple[Path, ...] = ()
     """The user's own folders of subagents."""
     server_places: tuple[Path, ...] = ()
-    """A server without a sandbox starts in its own directory below one of these, where only the user can write."""
+    """A server without a sandbox starts in a directory of its own, which crow makes below one of these. Only the user
+    can write there."""
     fetches_private: bool = False
+    """The tool `fetch` may connect to private addresses."""
     checks: Mapping[str, str] = field(default_factory=dict)
     """Commands that check changes, by globs of the files that they are for."""
     keys: KeySource = HiddenKeys
     """Processes that tools start do not get these keys, and results do not show them."""
     login_folder: Path | None = None
-    """Keeps the logins to servers. Without it, crow does not log in."""
+    """The directory of the logins to servers. If None, crow does not log in."""
     on_secrets: Callable[[Iterable[str]], None] | None = None
-    """Called with each token."""
+    """Called with the tokens and secrets of each login that crow reads or makes, so that others can mask them."""
     asker: LoginAsker | None = None
     """Asks the user to log in, even if there is a login already. If it is None, the editor asks the user, but only if
     there is no valid login."""
@@ -176,7 +180,7 @@ async def _external_servers(
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
 ) -> Sequence[ExternalServer]:
-    """Return the servers. The `serve` of each one's connection starts it."""
+    """Return the external servers. None has started yet: `serve` of its connection starts it."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection, ServerSetup
     from crow.tools.mcp.server import ExternalServer
@@ -221,10 +225,14 @@ class _BuiltinServer:
         self._context = context
         self._ports = ports
         self._wanted = anyio.Event()
+        """Set by `start`. A failed start replaces it, so that `serve` waits for the next `start`."""
         self._settled = anyio.Event()
+        """Set when the server is ready or its start has failed. The next `start` after a failure replaces it."""
         self._stopped = anyio.Event()
         self._client: BuiltinClient | None = None
+        """None until the server is ready."""
         self._failure: ImportError | MemoryError | OSError | None = None
+        """Why the last start failed; None if it did not."""
 
     async def serve(self) -> None:
         """Wait for `start`, then serve until `stop`. If the import fails, the next call of a tool tries again."""
@@ -306,7 +314,8 @@ class McpToolbox:
 
     @asynccontextmanager
     async def isolated(self, task_id: str) -> AsyncIterator[McpToolbox]:
-        """See :meth:`crow.tools.Toolbox.isolated`. Tools of servers are left out: they know no layers."""
+        """See :meth:`crow.tools.Toolbox.isolated`. Tools of external servers are left out, because they would change
+        the workspace itself instead of the layer."""
         layer = await new_layer(self._context.workspace.layers, task_id)
         context, ports = isolated_context(self._context, self._ports, layer)
         own, failure = _BuiltinServer(context, ports), None
@@ -334,8 +343,11 @@ class McpToolbox:
         return self._only is None or name in self._only
 
     def _split(self) -> tuple[list[ExternalTool], list[ExternalTool]]:
-        """Return the external tools that are sent to the model, and those that it has to find. Either all of them are
-        sent, or only those that are always sent: so the first request stays small however many there are."""
+        """Return the external tools that are sent to the model, and those that it has to find with `find_tools`.
+
+        If all tools together are small enough, all of them are sent, otherwise only those in `always_offered`. So the
+        first request stays small however many tools there are.
+        """
         always = self._settings.always_offered
         external = [tool for tool in self._external_tools() if self._has(tool.spec.name)]
         chosen = [tool for tool in external if any(fnmatchcase(tool.spec.name, glob) for glob in always)]

@@ -68,7 +68,7 @@ _REFUSED_HANDSHAKE = frozenset(
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ServerSetup:
-    """What a connection to a server is made from."""
+    """The arguments of a :class:`ServerConnection`."""
 
     server: StdioServer | HttpServer
     prefix: str
@@ -101,7 +101,7 @@ class ServerSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Starting:
-    """Crow connects to the server."""
+    """Crow is connecting to the server."""
 
     failure: str = ""
     """Why the server failed before. Empty if it did not fail, or if it is started again on request."""
@@ -135,12 +135,13 @@ _State: TypeAlias = _Starting | _Ready | _Ending | _Failed
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Attempt:
-    """One attempt to connect, and the connection that comes of it."""
+    """One attempt to connect, and the connection if the attempt succeeds."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Encloses all of it. Its deadline is first that of the first message, then that of the start, then none."""
+    """Cancels the attempt or the connection. Until the server sends its first message, the deadline is that of the
+    probe. Then it is that of the start. When the server is ready, there is none."""
     has_answered: bool = False
-    """Whether the deadline of the first message no longer counts: the server has sent one, or the user logs in."""
+    """Whether the server has answered the probe, with a message or by asking for a login."""
     is_initialized: bool = False
     """Whether the handshake has succeeded."""
     process: ServerProcess | None = None
@@ -150,7 +151,7 @@ class _Attempt:
     lost: anyio.Event = field(default_factory=anyio.Event)
     """Set when a failed request shows that the server is gone."""
     lost_words: str = ""
-    """The error of that request."""
+    """The error of the request that has set `lost`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +169,9 @@ class _Failures:
     loss: str = ""
     """The reason for the latest of these failures."""
     _in_a_row: int = 0
+    """How many failures came one after the other, without `_STEADY_S` of work between them."""
     _ready_at: float = math.inf
+    """The monotonic time in seconds at which the running server was ready; infinite if it is not ready yet."""
 
     def note_start(self) -> None:
         """Note that the server is being started."""
@@ -218,8 +221,11 @@ class ServerConnection:
         self._attempt = _Attempt()
         self._failures = _Failures()
         self._stopping = anyio.Event()
+        """Set by `stop`."""
         self._restarting = anyio.Event()
+        """Set by `restart` while the server is ready. Each start replaces this event."""
         self._wanted = anyio.Event()
+        """Set when a failed server must start again. Each start replaces this event."""
         self._asks_again = False
         """The start has failed only because `restart` withdrew the question for a login. It is asked again."""
         self._auth: ServerAuth | None = None
@@ -244,7 +250,7 @@ class ServerConnection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the server's tools are offered: it is ready, or it was until a moment ago."""
+        """Whether the server's tools are offered: it is ready, or its connection is being closed."""
         return isinstance(self._state, _Ready | _Ending)
 
     @property
@@ -263,7 +269,7 @@ class ServerConnection:
         return "" if self._auth is None else self._auth.problem
 
     def status(self) -> ServerStatus:
-        """Return the state of the server now, without its resources."""
+        """Return the current state of the server. `resources` is not set: see `ExternalServer.status`."""
         return ServerStatus(
             name=self.name,
             state="ready" if self.is_ready else "failed" if isinstance(self._state, _Failed) else "starting",
@@ -285,7 +291,7 @@ class ServerConnection:
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
                 if self._asks_again and self._auth is not None:
                     self._asks_again = False
-                    self._auth.reset()  # for it, the withdrawn question was refused by the user
+                    self._auth.reset()  # it has taken the withdrawn question for a refusal by the user
                     continue
                 if self._restarting.is_set():
                     continue
@@ -328,8 +334,8 @@ class ServerConnection:
             self.revive(at_once=True)
 
     def lose(self, words: str) -> None:
-        """Take note that a request to the server failed in a way that shows that the server is gone. A server with a
-        process is gone only when the process ends."""
+        """End the connection, because a failed request has shown that the server is gone. `words` is the error of the
+        request. Do nothing for a server with a process: its process tells when it has ended."""
         if isinstance(self.setup.server, HttpServer):
             self._attempt.lost_words = words
             self._attempt.lost.set()
@@ -442,7 +448,7 @@ class ServerConnection:
                 attempt.process = ServerProcess(server, self.setup.workspace, self.setup.keys, self.setup.places)
                 return attempt.process
             case HttpServer() as server:
-                return await http_transport(server, self._auth, self.setup.call_timeout_s, stack)
+                return await http_transport(server, self._auth, stack)
 
     async def _stay(self, attempt: _Attempt, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""

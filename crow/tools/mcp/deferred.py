@@ -45,6 +45,7 @@ _STOP_WORDS = (
     "a about all an and any are at be by can do for from has how i in into is it me my of on one or some that the "
     "their this to tool tools use using want what which with you"
 )
+# Each line has words that a query and a tool may use for the same thing.
 _SYNONYMS = (
     "create add new open make insert register",
     "delete remove drop destroy erase",
@@ -94,6 +95,7 @@ def _stem(word: str) -> str:
 
 
 def _alike() -> Mapping[str, frozenset[str]]:
+    """Map each word in `_SYNONYMS` to the other words on its lines."""
     alike: dict[str, set[str]] = {}
     for line in _SYNONYMS:
         group = {_stem(word) for word in line.split()}
@@ -108,7 +110,7 @@ _STOP_STEMS = frozenset(map(_stem, _STOP_WORDS.split()))
 
 @dataclass(frozen=True, slots=True)
 class _SearchedTool:
-    """The words of a tool, by the place where they stand."""
+    """The words that a search finds in a tool, without endings: see `_stem`."""
 
     name: frozenset[str]
     server: frozenset[str]
@@ -118,20 +120,21 @@ class _SearchedTool:
     """The letters and digits of the name, without separators."""
 
     def match(self, word: str) -> float:
-        """Return how well the tool matches one word: 0 if not at all."""
-        places = ((self.name, 5.0), (self.server, 4.0), (self.description, 2.0), (self.arguments, 1.5))
-        best = max((weight for words, weight in places if word in words), default=0.0)
+        """Return how well the tool matches one word, from 0 (not at all) to 5 (the word is in its name). The beginning
+        of a word counts less than the whole word, and a synonym half as much."""
+        sources = ((self.name, 5.0), (self.server, 4.0), (self.description, 2.0), (self.arguments, 1.5))
+        best = max((weight for words, weight in sources if word in words), default=0.0)
         if len(word) >= 4 and best < 3 and (word in self.joined or _shares_beginning(word, self.name | self.server)):
             best = 3.0
         others = _ALIKE.get(word)
         if others is not None and best < 2.5:
-            alike = max((weight / 2 for words, weight in places if not others.isdisjoint(words)), default=0.0)
+            alike = max((weight / 2 for words, weight in sources if not others.isdisjoint(words)), default=0.0)
             best = max(best, alike)
         return best
 
 
 def _searched_tool(spec: ToolSpec) -> _SearchedTool:
-    """Return the words of a tool."""
+    """Return the words of a tool. Only the beginning of a long description, and the first arguments, are read."""
     properties = spec.input_schema.get("properties")
     names = list(properties)[:_SEARCHED_ARGUMENTS] if isinstance(properties, Mapping) else []
     arguments = " ".join(str(name)[:_SUMMARY_CHARS] for name in names)
@@ -155,9 +158,11 @@ def _shares_beginning(word: str, words: Iterable[str]) -> bool:
 
 
 def best_tools(query: str, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
-    """Return the tools that match the query, best first. A rare word counts more than a frequent one, and a tool that
-    matches more of the words comes first. Equal tools keep their order. A tool whose name the query contains comes
-    before all others."""
+    """Return the tools that match the query, best first. Those with equal scores keep their order.
+
+    A word that few tools have counts more than a frequent one. A tool that matches more of the words has a higher
+    score. A tool whose name is in the query comes before all others.
+    """
     found = _words_in(query)
     words = list(dict.fromkeys(word for word in found if word not in _STOP_STEMS) or dict.fromkeys(found))
     words = words[:_SEARCHED_WORDS]
@@ -167,21 +172,21 @@ def best_tools(query: str, specs: Sequence[ToolSpec]) -> list[ToolSpec]:
     for word in words:
         matches = [tool.match(word) for tool in tools]
         rarity = math.log(1 + len(specs) / (1 + sum(1 for match in matches if match)))
-        for place, match in enumerate(matches):
+        for at, match in enumerate(matches):
             if match:
-                scores[place] += match * rarity
-                matched[place] += 1
+                scores[at] += match * rarity
+                matched[at] += 1
     named = set(re.findall(r"[A-Za-z0-9_-]+", query))
-    for place, (spec, tool) in enumerate(zip(specs, tools, strict=True)):
-        if scores[place]:
+    for at, (spec, tool) in enumerate(zip(specs, tools, strict=True)):
+        if scores[at]:
             covered = len(tool.name.intersection(words)) / max(1, len(tool.name))
-            scores[place] *= (matched[place] / len(words)) * (1 + covered / 2)
+            scores[at] *= (matched[at] / len(words)) * (1 + covered / 2)
         if spec.name in named:
-            scores[place] += 1e6
+            scores[at] += 1e6
         elif (short := spec.name.partition("__")[2]) in named and "_" in short:
-            scores[place] += 1e3
-    order = sorted((place for place, score in enumerate(scores) if score), key=lambda place: (-scores[place], place))
-    return [specs[place] for place in order]
+            scores[at] += 1e3
+    order = sorted((at for at, score in enumerate(scores) if score), key=lambda at: (-scores[at], at))
+    return [specs[at] for at in order]
 
 
 def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
@@ -212,6 +217,7 @@ def definition(spec: ToolSpec) -> str:
 
 
 def _summary(spec: ToolSpec) -> str:
+    """Return the beginning of a tool's description on one line."""
     return " ".join(spec.description[: 2 * _SUMMARY_CHARS].split())[:_SUMMARY_CHARS]
 
 
@@ -221,8 +227,8 @@ def find_spec(specs: Sequence[ToolSpec]) -> ToolSpec:
 
 
 def list_servers(specs: Sequence[ToolSpec]) -> str:
-    """Return one line for each server with the number of its tools and as many of their names as fit. Each server gets
-    its share of the room."""
+    """Return one line for each server, with the number of its tools and as many of their names as fit into
+    `LISTED_CHARS`. The servers take turns, so that one with many tools leaves room for the others."""
     servers: dict[str, list[str]] = {}
     for spec in specs:
         server, _, short = spec.name.partition("__")
@@ -238,22 +244,22 @@ def list_servers(specs: Sequence[ToolSpec]) -> str:
     growing = list(lines)
     while growing:
         for server in tuple(growing):
-            names, shown = servers[server], lines[server]
-            if len(shown) == len(names) or len(names[len(shown)]) + 2 > left:
+            names, listed = servers[server], lines[server]
+            if len(listed) == len(names) or len(names[len(listed)]) + 2 > left:
                 growing.remove(server)
                 continue
-            shown.append(names[len(shown)])
-            left -= len(shown[-1]) + 2
-    told = [_server_line(heads[server], shown, len(servers[server])) for server, shown in lines.items()]
+            listed.append(names[len(listed)])
+            left -= len(listed[-1]) + 2
+    texts = [_server_line(heads[server], listed, len(servers[server])) for server, listed in lines.items()]
     if len(lines) < len(servers):
-        told.append(f"and {len(servers) - len(lines)} more servers")
-    return "\n".join(told)
+        texts.append(f"and {len(servers) - len(lines)} more servers")
+    return "\n".join(texts)
 
 
-def _server_line(head: str, shown: Sequence[str], count: int) -> str:
-    if not shown:
+def _server_line(head: str, listed: Sequence[str], count: int) -> str:
+    if not listed:
         return head
-    return f"{head}: {', '.join(shown)}{', ...' if len(shown) < count else ''}"
+    return f"{head}: {', '.join(listed)}{', ...' if len(listed) < count else ''}"
 
 
 def query_of(call: ToolCall) -> str:
@@ -281,8 +287,9 @@ def inner_call(call: ToolCall) -> ToolCall:
 
 
 def understood_inner(call: ToolCall, specs: Mapping[str, ToolSpec]) -> ToolCall:
-    """Return a `call_tool` call with the full name of the tool and with its arguments in their place, if what was meant
-    is clear. `specs` has all tools of servers by name."""
+    """Return a `call_tool` call in its proper form: with the full name of the tool in `name`, and the tool's arguments
+    in `arguments`. Models often write `tool` or `args` instead, or the arguments beside the name. If it is not clear
+    what the model means, return the call as it is. `specs` has all tools of external servers by name."""
     try:
         values: Any = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

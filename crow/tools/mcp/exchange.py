@@ -30,13 +30,16 @@ _MAX_ANSWER_BYTES = 1_000_000
 _TIMEOUT_S = 20.0
 _SHOWN_CHARS = 200
 _PUBLIC, _PRIVATE, _LOCAL, _NEVER = range(4)
-"""The possible distances of an address from this machine, the farthest first. A server may name only addresses that are
-at least as far away as its own address. It may never name an address with the distance `_NEVER`."""
+"""How close an address is to this machine: on the internet, in a private network, or on the machine itself. An MCP
+server may name only addresses that are at most as close as its own. It may never name a `_NEVER` address."""
 
 
 class LoginClient:
-    """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
-    empty. The URLs of the MCP server and of `issuer` come from the user, so these URLs may have any address."""
+    """The HTTP client for the login to one MCP server.
+
+    `issuer` is the URL of the authorization server in the user's settings, or empty. The user has chosen this URL and
+    that of the MCP server, so both may have any address. All other URLs come from the MCP server and are checked.
+    """
 
     def __init__(self, server_url: str, issuer: str = "") -> None:
         self._server_url = server_url
@@ -48,7 +51,7 @@ class LoginClient:
         :raises ToolServerError: the URL is not allowed, the host cannot be reached, or its answer is too large.
         """
         url = str(request.url)
-        place = shown(url)
+        place = plain_url(url)
         request.headers.setdefault("User-Agent", f"crow/{__version__}")
         request.headers["Accept"] = "application/json"
         try:
@@ -75,37 +78,40 @@ class LoginClient:
 
         :raises ToolServerError: `url` is not allowed.
         """
+        words = f"its login leads to {plain_url(url)}"
         try:
             parts = urlsplit(normalize_url(url))
         except ArgumentError:
-            raise ToolServerError(f"its login leads to {shown(url)}, which is not an http or https URL") from None
+            raise ToolServerError(f"{words}, which is not an http or https URL") from None
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         is_own = _origin(url) in self._own
         if parts.scheme == "http" and not is_own and not is_this_machine(host):
-            raise ToolServerError(f"its login leads to {shown(url)}, which is not encrypted; expected an https URL")
+            raise ToolServerError(f"{words}, which is not encrypted; expected an https URL")
         is_proxied = _has_proxy(parts.scheme, host)
         try:
             addresses = await _resolve(host, port)
         except OSError:
             if is_proxied:
                 return ()
-            raise ToolServerError(f"its login leads to {shown(url)}, but the host {safe(host)} was not found") from None
+            raise ToolServerError(f"{words}, but the host {safe(host)} was not found") from None
         if not is_own:
-            limit = await self._depth_of_server()
+            limit = await self._closeness_of_server()
             for address in addresses:
-                if _depth(address) > limit:
-                    kind = "on this machine" if _depth(address) == _LOCAL else "in a private network"
+                if _closeness(address) > limit:
+                    kind = "on this machine" if _closeness(address) == _LOCAL else "in a private network"
                     raise ToolServerError(
-                        f"its login leads to {shown(url)}. That address is {kind} ({address}), but the MCP server's "
+                        f"{words}. That address is {kind} ({address}), but the MCP server's "
                         "address is not. If you trust the authorization server there, set oauth_issuer to its URL"
                     )
         return () if is_proxied else addresses
 
-    async def _depth_of_server(self) -> int:
+    async def _closeness_of_server(self) -> int:
+        """Return how close the MCP server is to this machine. If its host has several addresses, the farthest counts.
+        If the host cannot be resolved, return `_PUBLIC`."""
         parts = urlsplit(self._server_url)
         with suppress(OSError, ValueError):
             found = await _resolve(parts.hostname or "", parts.port or PORTS[parts.scheme])
-            return min(*map(_depth, found), _LOCAL)
+            return min(*map(_closeness, found), _LOCAL)
         return _PUBLIC
 
 
@@ -171,9 +177,9 @@ async def _resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-def _depth(text: str) -> int:
-    """Return how close an address is to this machine: `_PUBLIC`, `_PRIVATE` or `_LOCAL`. `_NEVER` stands for an address
-    that no MCP server may name."""
+def _closeness(text: str) -> int:
+    """Return how close an address is to this machine: `_PUBLIC`, `_PRIVATE`, `_LOCAL`, or `_NEVER` for an address that
+    no MCP server may name."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if address.is_loopback or (mapped is not None and mapped.is_loopback):
@@ -191,14 +197,15 @@ def _has_proxy(scheme: str, host: str) -> bool:
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return the scheme, host and port of a URL; empty values if the URL is invalid."""
     parts = urlsplit(url)
     with suppress(ValueError):
         return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
     return "", None, None
 
 
-def shown(url: str) -> str:
-    """Return a URL as errors show it: without user name, query and fragment, which may hold secrets."""
+def plain_url(url: str) -> str:
+    """Return a URL for a message: without user name, password, query and fragment, which may hold secrets."""
     cut = url.partition("?")[0].partition("#")[0]
     scheme, slashes, rest = cut.partition("://")
     place, slash, path = rest.partition("/")

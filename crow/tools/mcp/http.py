@@ -16,29 +16,39 @@ from crow.tools.mcp.stdio import LINE_BYTES
 from crow.tools.servers import HttpServer
 
 _HTTP_S = 30.0
-_HTTP_READ_S = 300.0
-"""A server may send nothing for this long, or longer if a call may take longer."""
+_POST_S = 300.0
+"""Over the older transport, a server has this many seconds to confirm a message. The answer comes in the stream."""
 
 
 async def http_transport(
-    server: HttpServer, auth: httpx2.Auth | None, call_timeout_s: float, stack: AsyncExitStack
+    server: HttpServer, auth: httpx2.Auth | None, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    """Return the transport to `server`, which may send nothing for `call_timeout_s`: a call may take that long. If the
-    transport needs a separate HTTP client, the client is closed when `stack` is closed."""
+    """Return the transport to `server`. If the transport needs a separate HTTP client, the client is closed when
+    `stack` is closed.
+
+    A response may be silent for any time: a stream of notifications often is, and a call has a time limit of its own.
+    """
+    is_older = server.transport == "sse"
     make = partial(
         httpx2.AsyncClient,
         # a small compressed body could expand without limit
         headers={"Accept-Encoding": "identity", **dict(server.headers)},
-        timeout=httpx2.Timeout(_HTTP_S, read=max(_HTTP_READ_S, call_timeout_s + _HTTP_S)),
-        event_hooks={"response": [_limit_body]},
+        timeout=httpx2.Timeout(_HTTP_S, read=None),
+        event_hooks={"request": [_limit_post] if is_older else [], "response": [_limit_body]},
         auth=auth,
     )
     # making the client reads the system's certificates, which would block the event loop for 25 ms
     http = await anyio.to_thread.run_sync(make)
-    if server.transport == "sse":  # this transport closes the client itself
+    if is_older:  # this transport closes the client itself
         return sse_client(server.url, httpx_client_factory=lambda *_, **__: http)
     await stack.enter_async_context(http)
     return streamable_http_client(server.url, http_client=http, max_sse_event_size=LINE_BYTES)
+
+
+async def _limit_post(request: httpx2.Request) -> None:
+    """Limit the wait for the response to a message over the older transport, where further messages wait for it."""
+    if request.method == "POST":
+        request.extensions["timeout"]["read"] = _POST_S
 
 
 async def _limit_body(response: httpx2.Response) -> None:
@@ -48,7 +58,7 @@ async def _limit_body(response: httpx2.Response) -> None:
 
 
 class _LimitedBody(httpx2.AsyncByteStream):
-    """The body of a response. Reading raises an error if the body is too large or compressed."""
+    """The body of a response. Reading it raises an error if it is larger than `LINE_BYTES`, or compressed."""
 
     def __init__(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"

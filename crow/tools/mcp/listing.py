@@ -1,5 +1,4 @@
-"""Reads the lists that an MCP server offers, removes invalid items, gives tools and prompts unique names, and searches
-tools."""
+"""Reads the lists that an MCP server offers, removes invalid items, and gives tools and prompts unique names."""
 
 from __future__ import annotations
 
@@ -40,6 +39,8 @@ MAX_RESOURCES = 2_000
 MAX_TEMPLATES = 200
 _PROMPTS_S = 10.0
 _RELIST_S = 1.0
+"""The shortest wait between two fetches of a listing that keeps changing, in seconds. Each further wait is twice as
+long, up to `_MAX_RELIST_S`."""
 _MAX_RELIST_S = 60.0
 _PROMPT_DESCRIPTION_CHARS = 200
 _DESCRIPTION_CHARS = 8_000
@@ -61,7 +62,7 @@ that holds its URI, and the maximum number of items to keep."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTool:
-    """A tool of a server."""
+    """A tool of an external server."""
 
     name: str
     """The server's own name for the tool. The model uses `spec.name`."""
@@ -133,7 +134,8 @@ def _server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
 
 
 async def pages(fetch: Callable[..., Awaitable[_Page]]) -> AsyncIterator[_Page]:
-    """Yield the pages of a listing, at most `_MAX_PAGES`. `fetch` gets the page at a cursor."""
+    """Yield the pages of a listing, at most `_MAX_PAGES`. `fetch` asks the server for the page at a cursor, which is
+    None for the first page."""
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
         page = await fetch(cursor=cursor)
@@ -154,6 +156,7 @@ def matches(tool: str, patterns: Sequence[str]) -> bool:
 
 
 def external_tool(tool: mcp.Tool, name: str, options: ServerOptions) -> ExternalTool:
+    """Convert a listed tool. `name` is the name for the model."""
     # providers require an object schema with properties, even for a tool without arguments
     schema = {"properties": {}, **tool.input_schema, "type": "object"}
     description = (tool.description or tool.title or tool.name)[:_DESCRIPTION_CHARS]
@@ -228,7 +231,7 @@ async def filter_invalid_tools(
 
 
 class _ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
-    """The messages of a server, with invalid tools removed from its listings and logged."""
+    """The messages of a server, with invalid tools and resources removed from its listings."""
 
     def __init__(
         self,
@@ -293,7 +296,8 @@ def tool_fault(tool: object) -> str | None:
 
 
 def _hide_output_schema(tool: dict[str, Any]) -> None:
-    """Move the schema of the tool's results to where the library does not look."""
+    """Move the schema of a tool's results to `_OUTPUT_SCHEMA` in its `_meta`, where the library does not look. Drop the
+    schema if it is too long to check, and everything that the server has put at that key."""
     schema, meta = tool.pop("outputSchema", None), tool.pop("_meta", None)
     kept = {key: value for key, value in meta.items() if key != _OUTPUT_SCHEMA} if isinstance(meta, dict) else {}
     if isinstance(schema, dict) and len(json.dumps(schema, ensure_ascii=False)) <= _SCHEMA_CHARS:

@@ -25,6 +25,7 @@ with suppress(ImportError):  # Windows has no such locks
 
 _MAX_BYTES = 1_000_000
 POLL_S = 0.05
+"""The pause between two attempts to get a lock that another session holds."""
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -37,7 +38,7 @@ class Account:
 
     @property
     def file_name(self) -> str:
-        """The name of the file without its suffix."""
+        """The name of the login's file, without its suffix."""
         return hashlib.sha256(f"{self.name}\n{self.url}".encode()).hexdigest()[:32]
 
 
@@ -121,8 +122,8 @@ class LoginFolder:
 
     @asynccontextmanager
     async def locked(self, account: Account, purpose: str) -> AsyncIterator[None]:
-        """Hold a lock that only one session can hold at a time, across all processes. Waiting for the lock can be
-        cancelled.
+        """Hold a lock that only one session can hold at a time, across all processes. Each account has one lock for
+        each `purpose`. Waiting for the lock can be cancelled.
 
         :raises ToolServerError: the lock file cannot be made.
         """
@@ -146,6 +147,7 @@ class LoginFolder:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _remember(self, login: Login) -> None:
+        """Add the login's tokens and secrets to `secrets`, and tell `on_secrets` about new ones."""
         new = [value for value in login.secrets if value not in self.secrets]
         if new:
             self.secrets = (*self.secrets, *new)[-64:]
@@ -187,6 +189,7 @@ def _read_login(file: Path) -> Login:
 
 
 def _login_from(stored: Any) -> Login:
+    """Convert the content of a login's file. :raises ValueError, TypeError, KeyError: it is damaged."""
     account, tokens, expires_at = stored["account"], stored["tokens"], stored["expires_at"]
     texts = (account["url"], account["name"], tokens["access_token"])
     others = (stored["client"], stored["metadata"], stored["resource"])

@@ -42,20 +42,19 @@ def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str
     """
     valid = [_valid_name(name) for name in names]
     counts = Counter(valid)
-    wholes = [f"{prefix}{separator}{name}" for name in valid]
-    is_plain = [
-        bool(short) and len(whole) <= _NAME_CHARS and (short == name or counts[short] == 1)
-        for name, short, whole in zip(names, valid, wholes, strict=True)
+    full_names = [f"{prefix}{separator}{name}" for name in valid]
+    need_no_hash = [
+        bool(short) and len(full) <= _NAME_CHARS and (short == name or counts[short] == 1)
+        for name, short, full in zip(names, valid, full_names, strict=True)
     ]
-    taken = {whole for whole, plain in zip(wholes, is_plain, strict=True) if plain}
+    taken = {full for full, is_plain in zip(full_names, need_no_hash, strict=True) if is_plain}
     unique = []
-    for original, whole, plain in zip(names, wholes, is_plain, strict=True):
-        salt, name = 0, whole
+    for original, full, is_plain in zip(names, full_names, need_no_hash, strict=True):
+        salt, name = 0, full
         # a tool's own name may be the same as a name made with a hash
-        while not plain and (name in taken or name == whole):
-            name = (
-                f"{whole[: _NAME_CHARS - _HASH_CHARS - 1]}-{_short_hash(prefix, original, *[str(salt)] * (salt > 0))}"
-            )
+        while not is_plain and (name in taken or name == full):
+            digest = _short_hash(prefix, original, *[str(salt)] * (salt > 0))
+            name = f"{full[: _NAME_CHARS - _HASH_CHARS - 1]}-{digest}"
             salt += 1
         taken.add(name)
         unique.append(name)

@@ -22,12 +22,14 @@ from crow.tools.servers import ServerOptions, ServerPrompt
 logger = logging.getLogger(__name__)
 
 _LISTEN_AGAIN_S = 1.0
+"""The pause before crow listens again after the stream of changes was lost."""
 _MAX_LEFT_OUT = 100
 _LEFT_OUT_CHARS = 500
 
 
 class Offers:
-    """The listings of one server. They are kept after the server has ended, until it lists them again.
+    """The listings of one server. They stay as they are when the server ends, until the restarted server lists them
+    again.
 
     `on_change` is called when the tools or prompts have changed.
     """

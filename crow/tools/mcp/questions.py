@@ -23,15 +23,16 @@ from crow.tools.servers import LoginQuestion, McpServer
 logger = logging.getLogger(__name__)
 
 _MAX_PAGES = 100
+"""Crow remembers this many pages of a server that the user was asked to visit."""
 
 
 class ServerQuestions:
     """Passes on the questions of one server. A question is withdrawn when the call that it belongs to has ended.
 
     Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting`
-    returns True as long as the server cannot be used yet. If `may_log_in` is false, the user does not own this machine
-    and cannot log in. A login is kept for everybody who uses this crow, so only the operator may log in then, with
-    `crow mcp login`.
+    returns True as long as the server cannot be used yet. If `may_log_in` is false, the user of the session is not
+    asked to log in. This is so on a `crow serve` with tokens: all its users would share the login, so only the
+    operator may make it, with `crow mcp login`.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ServerQuestions:
         self._pages: dict[str, str] = {}
         """Maps the server's ids of pages that the user was asked to visit to crow's ids."""
         self._login: anyio.CancelScope | None = None
-        """Cancels the question about a login without which the server cannot start; None if no such question is
+        """Cancels the question about a login without which the server cannot start. None if no such question is
         open."""
 
     @contextmanager
@@ -141,6 +142,7 @@ class ServerQuestions:
         return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
 
     def _refused_wait(self) -> mcp.ErrorData:
+        """Return the error for a question that comes while too many others have no answer."""
         words = f"{SERVER_WAITS} requests wait already"
         logger.info("MCP server %s: its question was refused: %s", self._server.name, words)
         return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)

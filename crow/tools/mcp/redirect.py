@@ -21,7 +21,9 @@ _HOST = "127.0.0.1"
 _PATH = "/callback"
 _HEAD_BYTES = 32_768
 _VISITOR_S = 10.0
+"""A connection is closed after this many seconds."""
 _MAX_VISITORS = 64
+"""At most this many connections are open at once. Further ones are closed."""
 _SHOWN_CHARS = 300
 
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Crow</title></head>\
@@ -31,15 +33,21 @@ _REFUSED = "Crow is not waiting for this answer."
 
 
 class RedirectListener:
-    """A listener for one login. `uri` is where the authorization server sends the browser."""
+    """Takes the answer of the authorization server to one login. `uri` is where that server sends the browser.
+
+    It has no answer until `take` accepts one. Then `answered` is set, and either `code` or `problem` has a value.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.uri = f"http://{_HOST}:{port}{_PATH}"
         self.answered = anyio.Event()
         self.code = ""
+        """The authorization code, which is exchanged for tokens."""
         self.issuer: str | None = None
+        """The authorization server, as the answer names it; None if it does not."""
         self.problem = ""
+        """Why the authorization server refused the login."""
         self.state = ""
         """The `state` that an answer must contain. While this is empty, no answer is accepted."""
         self._visitors = 0
@@ -82,6 +90,7 @@ class RedirectListener:
             self._visitors -= 1
 
     def _answer(self, head: str) -> bytes:
+        """Return the HTTP response to a request with this head."""
         lines = head.split("\r\n")
         method, _, rest = lines[0].partition(" ")
         target, _, version = rest.partition(" ")
@@ -103,6 +112,7 @@ class RedirectListener:
 
 
 async def _read_head(visitor: anyio.abc.SocketStream) -> str:
+    """Read the head of an HTTP request. :raises anyio.EndOfStream: the connection ended before the end of the head."""
     head = b""
     while b"\r\n\r\n" not in head and len(head) < _HEAD_BYTES:
         head += await visitor.receive(4096)

@@ -22,7 +22,9 @@ from crow.tools.mcp.names import URI_CHARS
 logger = logging.getLogger(__name__)
 
 _MAX_SHOWN = 100
+"""The maximum number of resources in a listing for the model."""
 _MAX_CONTENTS = 100
+"""The maximum number of parts of one resource that are returned."""
 _LISTING_S = 10.0
 _NAME_CHARS = 100
 _ABOUT_CHARS = 200
@@ -30,6 +32,7 @@ _ATTACHED_BYTES = 10_000_000
 """Binary contents above this size, in bytes, are described but not shown to the user."""
 
 _COMPLETIONS = 100
+"""The maximum number of suggested values for a variable of a template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ async def list_resources(client: Client, server: str) -> tuple[ExternalResource,
 
 
 def _external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalResource:
+    """Convert a listed resource or template."""
     is_template = isinstance(found, mcp.ResourceTemplate)
     uri = found.uri_template if isinstance(found, mcp.ResourceTemplate) else found.uri
     size = None if isinstance(found, mcp.ResourceTemplate) or found.size is None else f"{found.size:,} bytes"

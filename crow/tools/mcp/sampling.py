@@ -23,8 +23,8 @@ from crow.tools.sampling import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.servers import ServerOptions
 
 _SAMPLING = "sampling"
-"""The setting `read_only` of a server treats the server's requests to the model as a tool. This is the name of that
-tool."""
+"""The name that stands for requests of a server to the model in the server's setting `read_only`, among the names of
+its tools."""
 
 SERVER_WAITS = 16
 """A server may have at most this many open questions to the user and requests to the model at once."""
@@ -36,6 +36,7 @@ _MAX_TOKENS = 8_192
 _MAX_STOPS = 16
 _STOP_CHARS = 200
 _USER_REJECTED = -1
+"""The error code of MCP for a request to the model that the user rejects."""
 _STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
     "end": "endTurn",
     "length": "maxTokens",
@@ -50,11 +51,15 @@ class RunningCall:
     call_id: str
     """The id of the model's tool call. Empty if the request does not come from one."""
     name: str
+    """The tool's name for the model."""
     arguments: str
+    """The call's arguments as JSON."""
     announcement: Announcement
+    """What the user sees of the call."""
 
     @classmethod
     def of(cls, call_id: str, name: str, arguments: Mapping[str, Any], announcement: Announcement) -> RunningCall:
+        """Return the call with its arguments as JSON."""
         text = json.dumps(dict(arguments), ensure_ascii=False)
         return cls(call_id=call_id, name=name, arguments=text, announcement=announcement)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# The keywords of JSON Schema by the kind of their value: schemas by name, lists, one schema, counts, and numbers.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items", "enum", "type")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
@@ -13,6 +14,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _MAX_DEPTH = 64
 _MAX_HOPS = 16
+"""A reference is followed through at most this many further references."""
 _INDEX_DIGITS = 6
 
 
@@ -20,9 +22,9 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that allows what `schema` allows, and that strict servers accept.
 
     llama.cpp refuses every request if the schema of one tool contains one of these: `true` instead of `{}`, an empty
-    `enum` or `anyOf`, a limit that is not a number, or a reference other than `#/name/name`. Empty lists, limits that
-    are not numbers, and references that cannot be rewritten are left out. The schema then allows any value in their
-    place. The MCP server checks the value anyway.
+    `enum` or `anyOf`, a limit that is not a finite number, or a reference other than `#/name/name`. Empty lists, such
+    limits, and references that cannot be rewritten are left out. The schema then allows any value in their place. The
+    MCP server checks the value anyway.
     """
     rewriter = _Rewriter(schema)
     plain = rewriter.rewrite(schema)
@@ -96,7 +98,8 @@ class _Rewriter:
 
 
 def _is_usable(key: str, value: object) -> bool:
-    """Return whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot be kept."""
+    """Return whether a member of a schema can be kept. Empty lists and limits that are not finite numbers cannot be
+    kept."""
     if key in _LISTS:
         return value != []
     if key in _COUNTS:

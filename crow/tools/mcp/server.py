@@ -30,7 +30,7 @@ _MAX_CALLS = 32
 """At most this many calls of one server run at once. Further calls wait in order."""
 
 _READ_RESOURCE = "read_resource"
-"""The user's settings treat reading resources as a tool of the server. This is the name of that tool."""
+"""The name that stands for reading resources in the user's settings for a server, among the names of its tools."""
 
 
 class ExternalServer:

@@ -35,15 +35,22 @@ from crow.tools.servers import THE_WORKSPACE, StdioServer
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 0.1
+"""A server has this many seconds to end after its input is closed. Then it gets SIGTERM."""
 _TERM_S = 0.3
+"""A server has this many seconds to end after SIGTERM. Then it gets SIGKILL."""
 _EXIT_S = 2.0
 """A server that has closed its output has this many seconds to end. Then its exit code can be reported."""
 LINE_BYTES = 32_000_000
+"""The maximum size of one message of a server."""
 QUEUED_BYTES = 4_000_000
+"""While more bytes than this wait to be processed, crow does not read from the server."""
 UNREAD_BYTES = 64_000_000
+"""If a server leaves more bytes of requests unread than this, its connection is closed."""
 LAST_WORDS_CHARS = 2_000
 LOGGED_LINES = 1_000
+"""Of one process, at most this many lines of standard error are logged. The same holds for its log messages."""
 _ID_BYTES = 2_000
+"""The id of an unreadable message is searched in this many bytes at its beginning and at its end."""
 _SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
 _MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
 _SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + _MEMBER + rb",)+")
@@ -83,17 +90,26 @@ class ServerProcess:
     closed: anyio.Event = field(default_factory=anyio.Event)
     """Set when the child has ended, closed its output or broken the protocol."""
     reason: str = ""
-    """Which of these has happened."""
+    """Why `closed` is set, in words."""
     _private: Path | None = None
+    """The directory that was made for the child. None before that."""
     _process: Process | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Ends the child and removes its directory."""
     _partial: bytearray = field(default_factory=bytearray)
+    """The beginning of a line whose end has not arrived."""
     _lines: deque[bytes] = field(default_factory=deque)
+    """The whole lines that wait to be processed."""
     _queued_bytes: int = 0
+    """The bytes that arrived as whole lines since `_lines` was last empty."""
     _received_bytes: int = 0
+    """All bytes of output that have arrived."""
     _is_paused: bool = False
+    """Whether crow has stopped reading the output: see `QUEUED_BYTES`."""
     _arrived: anyio.Event = field(default_factory=anyio.Event)
+    """Set when there is a new line, or the server is closed."""
     _errors: bytearray = field(default_factory=bytearray)
+    """The end of what the child wrote to standard error."""
     _error_lines: int = 0
 
     @property
@@ -188,12 +204,14 @@ class ServerProcess:
             self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
 
     def _trusted_places(self) -> list[Path]:
+        """Return those of `places` that are outside the workspace; none if the server runs in a sandbox."""
         # A sandbox may hide these places. A directory in /tmp is safe there, because the sandbox shows an empty /tmp.
         if self.server.sandbox is not None:
             return []
         return [place for place in self.places if not self.workspace.contains(Path(os.path.realpath(place)))]
 
     def _environment(self, cwd: str) -> Mapping[str, str]:
+        """Return the child's variables. `cwd` is the session's working directory."""
         path = {"PATH": trusted_path(self.workspace.contains)}
         own = {name: value.replace(THE_WORKSPACE, cwd) for name, value in self.server.env}
         return child_environment(self.keys(), only=_INHERITED, more=path | own)
@@ -260,6 +278,7 @@ class ServerProcess:
         self._close("it closed its output")
 
     def _close(self, reason: str) -> None:
+        """Record that the server can no longer be used. Only the first reason counts."""
         if not self.closed.is_set():
             self.reason = reason
             self.closed.set()

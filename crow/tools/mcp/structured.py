@@ -32,8 +32,8 @@ class _OutOfSteps(Exception):
 def result_fault(schema: Mapping[str, Any], value: object) -> str | None:
     """Return what is wrong with a value, or None if nothing is certainly wrong with it.
 
-    Keywords that need a regular expression, and those that a value could violate although it fits, such as `not`, are
-    ignored. So are schemas that would take too many steps.
+    Keywords that need a regular expression are ignored. So are keywords such as `not`: because the check of the schema
+    inside is incomplete, a value could seem to break it. Schemas that would take too many steps are ignored, too.
     """
     try:
         return _Check(schema).fault(schema, value, "the value")
@@ -42,12 +42,17 @@ def result_fault(schema: Mapping[str, Any], value: object) -> str | None:
 
 
 class _Check:
+    """One check of a value. `root` is the schema to which references refer."""
+
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._steps = _MAX_STEPS
 
     def fault(self, schema: object, value: object, where: str, depth: int = 0) -> str | None:
-        """Return the first fault of `value`, which is at the path `where`."""
+        """Return the first fault of `value`, or None. `where` is the path of the value inside the result.
+
+        :raises _OutOfSteps: the check takes too long.
+        """
         self._count(1)
         if schema is False:
             return f"{where} is not expected"
@@ -72,6 +77,7 @@ class _Check:
             raise _OutOfSteps
 
     def _own_fault(self, schema: Mapping[str, Any], value: object, where: str) -> str | None:
+        """Return how the value itself breaks the schema, apart from the schemas inside it."""
         kinds = schema.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         if kinds and not any(_is_kind(value, kind) for kind in kinds):

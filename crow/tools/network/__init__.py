@@ -17,25 +17,25 @@ LISTENER_PORT = 20_219
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostVerdict:
-    """Whether a command may reach a host."""
+    """The decision whether a command may reach a host."""
 
     refusal: str = ""
-    """For the model. Empty if the command may reach the host."""
+    """Why the command may not reach the host, in words for the model. Empty if it may."""
     is_named: bool = False
     """A rule that the user wrote names exactly this host, so it may also be on a private network."""
     also: tuple[Host, ...] = ()
-    """Other hosts that the answer covers for this command: those of the same registry."""
+    """Other hosts for which the same decision holds: those of the same registry."""
     is_read_only: bool = False
-    """Only requests that read are allowed, where crow can see the request."""
+    """Only `GET` and `HEAD` are allowed, where crow can see the request."""
     is_lasting: bool = True
-    """Whether it holds until the command ends. If not, the next connection is decided about again."""
+    """The decision holds until the command ends. If false, the next connection to the host needs a new one."""
 
 
 class Clock(Protocol):
-    """The time limit of a command; :class:`anyio.CancelScope` is one."""
+    """The time limit of a command. A :class:`anyio.CancelScope` is such a clock."""
 
     deadline: float
-    """When the command is ended, on the clock of the event loop."""
+    """The time of the event loop, in seconds, at which the command is ended."""
 
 
 class CommandNetwork(Protocol):
@@ -45,8 +45,8 @@ class CommandNetwork(Protocol):
         self, listener: socket.socket, clock: Clock, credentials: Credentials
     ) -> AbstractAsyncContextManager[None]:
         """Accept the connections of a command until the block ends. `listener` listens in the command's network
-        namespace, and is closed at the end. `clock` stops while the user is asked. `credentials` are added to requests
-        that may use them."""
+        namespace, and is closed at the end. `clock` is stopped while crow asks the user. `credentials` are added to
+        requests to their hosts, if the user allows it."""
 
 
 __all__ = ["LISTENER_PORT", "Clock", "CommandNetwork", "Credentials", "Host", "HostVerdict", "Use"]

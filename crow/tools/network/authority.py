@@ -1,4 +1,7 @@
-"""Makes the certificates with which crow's proxy answers commands in place of a host. Keys never leave the memory."""
+"""Makes the certificates with which crow's proxy answers commands in place of a host.
+
+The private keys exist only in crow's memory.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _LASTS = timedelta(days=365)
+"""How long a certificate is valid."""
 _USAGE = {
     **dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"), False),
     **dict.fromkeys(("key_agreement", "encipher_only", "decipher_only"), False),
@@ -22,7 +26,7 @@ _USAGE = {
 
 
 class Authority:
-    """A certificate authority that can vouch for these host names only."""
+    """A certificate authority whose certificates are valid only for the host names `names`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -42,7 +46,8 @@ class Authority:
         """The certificate that commands trust."""
 
     def context(self, name: str) -> ssl.SSLContext:
-        """Return what answers as this host: with HTTP/1.1, and only if the client names exactly this host."""
+        """Return a TLS context for a server that answers in place of the host `name`. It speaks HTTP/1.1 only, and
+        refuses clients that name another host."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             self._begin(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])]), key)
@@ -68,6 +73,7 @@ class Authority:
         return context
 
     def _begin(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        """Return an unsigned certificate of this authority for the subject and its key."""
         now, own = datetime.now(UTC), self._key.public_key()
         return (
             x509.CertificateBuilder()

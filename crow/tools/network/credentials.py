@@ -37,39 +37,44 @@ _BUNDLE_VARIABLES = (
     "CARGO_HTTP_CAINFO",
     "DENO_CERT",
 )
-"""The variables by which programs find the certificate authorities to trust, instead of the system's."""
+"""Variables that name a file with certificate authorities. Programs trust these instead of the system's."""
 _MORE_VARIABLES = ("NODE_EXTRA_CA_CERTS",)
-"""The same, but these authorities are trusted too."""
+"""Variables that name a file with certificate authorities. Programs trust these in addition to the system's."""
 _IF_SET = ("GIT_SSL_CAINFO",)
-"""Git gets a setting for each host instead, which this variable of the user would override."""
+"""Like `_BUNDLE_VARIABLES`, but changed only if the user has set them. Otherwise git's settings for each host suffice;
+this variable would override them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What crow adds to HTTPS requests to one host."""
+    """A secret of the user, which crow adds to HTTPS requests to one host."""
 
     host: Host
     read: Callable[[], tuple[str, str]]
-    """Returns the secret and the value of the header. This call blocks. It raises a
-    :class:`~crow.domain.errors.ConfigError` if there is none."""
+    """Returns the secret, and the value of the header that contains it. This call blocks. It raises a
+    :class:`~crow.domain.errors.ConfigError` if there is no secret."""
     header: str = "Authorization"
+    """The name of the header."""
     access: Literal["read", "ask", "write"] = "ask"
-    """What commands may do with it. See `[credentials]` in the settings."""
+    """Whether commands may change something with the credential: never, if the user allows the change, or without a
+    question."""
     ca_file: Path | None = None
     """More certificate authorities to trust at this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The header that is added, and what the response must not show."""
+    """The header that is added to a request, and the secrets that are masked in the response."""
 
     value: bytes
+    """The value of the header."""
     secrets: tuple[bytes, ...]
-    """Long ones first. Texts that may occur anywhere by chance are left out."""
+    """The secrets, longest first. Texts that may occur anywhere by chance are left out."""
 
 
 class Credentials:
-    """The credentials that the commands of one session can use. `on_secret` gets each secret that was read."""
+    """The credentials that the commands of one session can use. `on_secret` is called with each secret that was read,
+    so that others can mask it."""
 
     def __init__(
         self, credentials: Sequence[Credential] = (), on_secret: Callable[[str], object] = lambda _secret: None
@@ -99,7 +104,8 @@ class Credentials:
         return Authority([host.name for host in self._by_host])
 
     async def contexts(self, credential: Credential) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Return what answers commands as the host, and what checks the host's own certificate.
+        """Return two TLS contexts for the host of a credential: the one with which the proxy answers commands in place
+        of the host, and the one that checks the host's own certificate.
 
         :raises OSError: the file with certificate authorities cannot be read.
         """
@@ -132,14 +138,15 @@ class Credentials:
             return self._added[credential.host]
 
     def forget(self, credential: Credential) -> None:
-        """Read the secret again before the next request: the host did not accept it."""
+        """Let `added` read the secret again, because the host did not accept it."""
         self._added.pop(credential.host, None)
 
     def environment(self, env: Mapping[str, str], folder: Path) -> dict[str, str]:
-        """Return variables for a command whose environment is `env`: it trusts crow's certificates for these hosts, and
-        git uses HTTPS there. The certificates are written into `folder`. This call blocks.
+        """Return variables for a command whose environment is `env`. With them, programs trust the certificates with
+        which crow answers in place of these hosts, and git uses HTTPS there instead of SSH. This method writes the
+        certificates into `folder`. It blocks.
 
-        :raises OSError: they cannot be written.
+        :raises OSError: the certificates cannot be written.
         """
         own = folder / "crow.pem"
         _write(own, self._authority.pem)
@@ -167,14 +174,14 @@ class Credentials:
 
 
 def _git_settings(host: Host, bundle: Path) -> list[tuple[str, str]]:
-    """Return settings of git for one host. Addresses for ssh become those for HTTPS."""
+    """Return settings of git for one host: the file with certificates to trust, and HTTPS in place of SSH."""
     url = f"https://{host}/"
     old = (f"git@{host.name}:", f"ssh://git@{host.name}/")
     return [(f"http.{url}.sslCAInfo", str(bundle)), *((f"url.{url}.insteadOf", each) for each in old)]
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file that other commands may be reading, unless it exists."""
+    """Write a file, unless it exists. Another command that reads it at the same time sees all of it or nothing."""
     if not path.exists():
         new = path.with_suffix(f".{threading.get_ident()}")
         new.write_bytes(data)
@@ -182,6 +189,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _content(file: str) -> bytes:
+    """Return the content of a file with certificates; nothing if it cannot be read."""
     try:
         return Path(file).read_bytes()
     except OSError as error:
@@ -193,5 +201,6 @@ NO_CREDENTIALS = Credentials()
 
 
 def problem_of(error: ConfigError) -> str:
-    """Return why there is no credential, for the model. The words of a program are left out: they may hold a secret."""
+    """Return why a credential cannot be read, for the model. The output of `token_command` is left out, because it may
+    hold a secret."""
     return str(error).partition(": ")[0]

@@ -1,8 +1,8 @@
 """The helper that works in the namespaces of commands: it opens sockets there, and refreshes mounted layers.
 
 A process of its own with nothing but the standard library, because only a process with one thread may enter a user
-namespace. For each request that it reads, it forks a child, which enters the namespaces of a process, does what was
-asked there and answers. It ends when crow closes the connection.
+namespace. For each request that it reads, it forks a child. The child enters the namespaces of a process, does what the
+request asks for, and answers. The helper ends when crow closes the connection.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ _REQUEST_BYTES = 100_000
 
 
 def _enter(libc: ctypes.CDLL, pid: int, kind: str, flag: int) -> None:
-    """Enter a namespace of a process, and first the user namespace that owns it. `kind` is its name in /proc, and
-    `flag` its number. :raises OSError: this is not possible."""
+    """Enter a namespace of a process, and before that the user namespace that owns it. `kind` is the namespace's name
+    in /proc/PID/ns, and `flag` the constant for `setns`.
+
+    :raises OSError: the process has no such namespace of its own, or the kernel refused.
+    """
     namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-    if _is_own(pid, kind):
+    if _is_shared(pid, kind):
         raise OSError(f"process {pid} has no namespace {kind} of its own")
     owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
     if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino and libc.setns(owner, _CLONE_NEWUSER):
@@ -34,16 +37,18 @@ def _enter(libc: ctypes.CDLL, pid: int, kind: str, flag: int) -> None:
         raise OSError(ctypes.get_errno(), f"setns to the namespace {kind}")
 
 
-def _is_own(pid: int, kind: str) -> bool:
-    """Return whether a process shares a namespace with this one."""
+def _is_shared(pid: int, kind: str) -> bool:
+    """Return whether a process is in the same namespace of this kind as this process."""
     return os.stat(f"/proc/{pid}/ns/{kind}").st_ino == os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
 def _refresh(libc: ctypes.CDLL, pid: int, roots: list[bytes]) -> None:
-    """Let the layers that are mounted for the command of `pid` forget the files that they have looked up. A mounted
-    overlay keeps the old version of a file that was replaced in the tree below it; a new mount of the same one drops
-    what it remembers. :raises OSError: this is not possible."""
-    if _is_own(pid, "mnt"):  # bubblewrap has mounted the layers in the namespace of its child
+    """Mount the overlays at `roots` again for the command whose first process is `pid`. A mounted overlay goes on
+    showing the old version of a file that was replaced in the tree below it. Mounting it again makes it look anew.
+
+    :raises OSError: the namespace cannot be entered, or the kernel refused to mount.
+    """
+    if _is_shared(pid, "mnt"):  # bubblewrap has mounted the layers in the namespace of its child
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
             pid = int(children.read().split()[0])
     _enter(libc, pid, "mnt", _CLONE_NEWNS)
@@ -62,6 +67,11 @@ def _send_listener(connection: socket.socket, port: int) -> None:
 
 
 def main() -> None:
+    """Serve requests on the socket whose number is the first argument.
+
+    The answer to `listen PID PORT` is a listening socket, and that to `refresh PID ROOT...` a zero byte. Zero bytes
+    separate the parts of a request. Any other answer is an error message.
+    """
     connection = socket.socket(fileno=int(sys.argv[1]))
     libc = ctypes.CDLL(None, use_errno=True)
     while request := connection.recv(_REQUEST_BYTES):
@@ -70,12 +80,12 @@ def main() -> None:
             os.waitpid(child, 0)
             continue
         try:
-            what, number, *more = request.split(b"\0")
+            what, pid, *more = request.split(b"\0")
             if what == b"refresh":
-                _refresh(libc, int(number), more)
+                _refresh(libc, int(pid), more)
                 connection.send(b"\0")
             else:
-                _enter(libc, int(number), "net", _CLONE_NEWNET)
+                _enter(libc, int(pid), "net", _CLONE_NEWNET)
                 _send_listener(connection, int(more[0]))
         except (OSError, ValueError, IndexError) as error:
             connection.send(str(error).encode()[:200])

@@ -18,12 +18,13 @@ _WAITS = {
     "CARGO_HTTP_TIMEOUT": _WAIT_S,
     "npm_config_fetch_timeout": _WAIT_S * 1_000,
 }
-"""The variables of tools that would give up within 30 seconds. pip, uv and cargo count seconds, npm milliseconds."""
+"""The variables that set how long a tool waits for an answer. Without them, these tools give up after 30 seconds or
+less. pip, uv and cargo count seconds, npm counts milliseconds."""
 
 
 def proxy_environment(env: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a command whose environment is `env`. A proxy of the user is out of its reach, so it is
-    replaced."""
+    """Return the variables for a command whose environment is `env`, together with those in `more`. They replace a
+    proxy that the user has set, because the command cannot reach it."""
     variables = {form: _PROXY for name in _NAMES for form in (name, name.lower())}
     variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), _LOCAL)
     variables |= {name: str(value) for name, value in _WAITS.items() if name not in env}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import anyio
 
@@ -10,7 +11,8 @@ from crow.tools.network import Clock, Host, HostVerdict
 from crow.tools.network.uses import Use
 
 _MAX_HOSTS = 200
-"""A command that asks for more hosts gets no other."""
+"""After this many decisions, a command reaches no further hosts."""
+_MAX_SHOWN = 5
 _PRIVATE = (
     "is an address or a name of a private network; the user can allow it by its name alone, with a rule such as "
     "network({host}) in config.toml under [permissions]"
@@ -18,20 +20,24 @@ _PRIVATE = (
 
 
 class Gate:
-    """The decisions about one command. `judge` decides about a host, or about a use of a credential there. It may ask
-    the user.
+    """Makes and remembers the decisions about one command. `judge` decides about a host, or about a use of a credential
+    there. It may ask the user.
 
-    A question stays open if the command gives up its connection, and its answer holds for all later ones.
+    If the command gives up its connection while the user is asked, the question stays open, and the answer holds for
+    later connections.
     """
 
     def __init__(self, judge: Callable[[Host, Use | None], Awaitable[HostVerdict]]) -> None:
         self._judge = judge
         self._verdicts: dict[str, HostVerdict] = {}
+        """The lasting decisions, by host, or by the words for a use of a credential."""
         self._lock = anyio.Lock()
         self._waiting = 0
+        """How many connections wait for a decision."""
         self._left_s = 0.0
+        """How much time the command has left, while its clock is stopped."""
         self.refused: dict[str, str] = {}
-        """Why the command did not reach hosts, by the hosts."""
+        """Maps each host that the command did not reach to the reason."""
 
     @property
     def has_allowed(self) -> bool:
@@ -39,11 +45,12 @@ class Gate:
         return any(not verdict.refusal for verdict in self._verdicts.values())
 
     async def verdict(self, host: Host, clock: Clock, use: Use | None = None) -> HostVerdict:
-        """Return whether the command may reach a host, and use a credential there. `clock` stops meanwhile."""
+        """Return whether the command may reach a host, and use a credential there. `clock` is stopped while this takes
+        a new decision."""
         about = str(host) if use is None or not use.place else use.words
         known = self._verdicts.get(about)
         if known is None:
-            with _Stopped(self, clock):
+            with self._stopped(clock):
                 async with self._lock:
                     known = self._verdicts.get(about) or await self._decide(about, host, use)
         if known.refusal:
@@ -56,6 +63,8 @@ class Gate:
             self.refused.setdefault(str(host), reason)
 
     async def _decide(self, about: str, host: Host, use: Use | None) -> HostVerdict:
+        """Ask `judge`, and remember a lasting decision under `about`. If it allows something, it also holds for plain
+        reading at this host."""
         if len(self._verdicts) >= _MAX_HOSTS:
             return HostVerdict(refusal=f"the command asked for more than {_MAX_HOSTS} hosts")
         found = await self._judge(host, use)
@@ -68,19 +77,22 @@ class Gate:
             self._verdicts.setdefault(str(other), found)
         return found
 
-    def begin_waiting(self, clock: Clock) -> None:
+    @contextmanager
+    def _stopped(self, clock: Clock) -> Iterator[None]:
+        """Stop the clock of the command as long as at least one of its connections waits for a decision."""
         if not self._waiting:
             self._left_s = clock.deadline - anyio.current_time()
             clock.deadline = float("inf")
         self._waiting += 1
-
-    def end_waiting(self, clock: Clock) -> None:
-        self._waiting -= 1
-        if not self._waiting:
-            clock.deadline = anyio.current_time() + self._left_s
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                clock.deadline = anyio.current_time() + self._left_s
 
     def take_refused(self) -> str:
-        """Return the same line as `describe`, for a command that continues: the next one names only later refusals."""
+        """Return the line of `describe` and forget these refusals, so that the next line names only later ones."""
         line = self.describe()
         self.refused.clear()
         return line
@@ -92,20 +104,3 @@ class Gate:
         lines = "; ".join(f"{host}: {reason}" for host, reason in list(self.refused.items())[:_MAX_SHOWN])
         more = len(self.refused) - _MAX_SHOWN
         return f"[Hosts not reached: {lines}{f'; and {more} more' if more > 0 else ''}]"
-
-
-_MAX_SHOWN = 5
-
-
-class _Stopped:
-    """Stops the clock of a command as long as a connection waits for a decision."""
-
-    def __init__(self, gate: Gate, clock: Clock) -> None:
-        self._gate = gate
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._gate.begin_waiting(self._clock)
-
-    def __exit__(self, *_: object) -> None:
-        self._gate.end_waiting(self._clock)

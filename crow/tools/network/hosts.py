@@ -13,7 +13,7 @@ from crow.tools.urls import is_address, normalize_url
 PORTS = (80, 443)
 """The ports that a rule without a port covers."""
 REGISTRIES = "registries"
-"""In a rule, stands for the usual registries of all tools in the table."""
+"""The word in a rule that stands for the usual registries of all tools in `DEFAULT_REGISTRIES`."""
 _MAX_CHARS = 300
 
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,254})(?::([0-9]{1,5}))?", re.ASCII)
@@ -39,12 +39,13 @@ class Host:
 
 
 def parse_host(text: str, default_port: int | None = None) -> Host:
-    """Return the host that a command names in a request. Without `default_port`, the text must have a port.
+    """Return the host that a command names in a request, such as `api.example.com:443`. Without `default_port`, the
+    text must have a port.
 
-    Stricter than a URL that a person writes: only plain characters, without escapes and user names. All forms of an
-    IPv4 address become the usual one.
+    This is stricter than for a URL that a person writes: escapes, user names and characters outside ASCII are refused.
+    All forms of an IPv4 address become the usual one.
 
-    :raises ~crow.domain.errors.ArgumentError: this is not a host.
+    :raises ~crow.domain.errors.ArgumentError: the text is not a host.
     """
     found = _PLACE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     port = default_port if found is None or found[2] is None else int(found[2])
@@ -58,11 +59,11 @@ def parse_host(text: str, default_port: int | None = None) -> Host:
 
 
 def covers_host(pattern: str, host: str) -> bool:
-    """Whether the pattern of a rule covers a host, which is written as `str(Host)` does.
+    """Return whether the pattern of a rule covers a host, which is written as `str(Host)` does.
 
     `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
-    registries. Without a port, a pattern covers the usual ports; `:*` covers all. So does a pattern with one of the
-    usual ports, because `str(Host)` leaves them out. A pattern that is none of these covers nothing.
+    registries. `:*` covers all ports. Without a port, a pattern covers the usual ports. With one of the usual ports, it
+    covers both, because `str(Host)` does not tell them apart. A pattern of any other form covers nothing.
     """
     asked = parse_host(host, PORTS[0])
     if pattern == REGISTRIES:
@@ -87,7 +88,7 @@ def covers_host(pattern: str, host: str) -> bool:
 
 
 def is_host_pattern(pattern: str) -> bool:
-    """Whether the pattern of a rule can cover a host at all."""
+    """Return whether the pattern of a rule can cover a host at all."""
     found = _PATTERN.fullmatch(pattern.strip())
     if found is None or found[2] == "*":
         return found is not None and not found[1]
@@ -99,13 +100,13 @@ def is_host_pattern(pattern: str) -> bool:
 
 
 def names_host(pattern: str, host: str) -> bool:
-    """Whether the pattern of a rule names exactly this host, without a wildcard."""
+    """Return whether the pattern of a rule names exactly this host, without a wildcard."""
     return "*" not in pattern.partition(":")[0] and pattern != REGISTRIES and covers_host(pattern, host)
 
 
 def _ascii(place: str) -> str:
-    """Return the host of a rule in ASCII, since people write names with other letters. Return it as it is if that is
-    not possible."""
+    """Return the host of a rule in ASCII, because people also write names with other letters. If the host cannot be
+    converted, return it as it is."""
     if place.isascii():
         return place
     try:

@@ -1,4 +1,4 @@
-"""Works inside the namespaces of commands, with the help of another process."""
+"""Opens sockets and refreshes layers inside the namespaces of commands, through the helper process in `enter.py`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Listeners:
         return listener
 
     async def refresh(self, pid: int, roots: Sequence[Path]) -> None:
-        """Let the layers over these trees show files that were replaced below them. They are mounted for the sandbox
-        whose first process is `pid`.
+        """Let the layers over the trees `roots` show files that were replaced in these trees. The layers are mounted in
+        the sandbox whose first process is `pid`.
 
         :raises OSError: this is not possible.
         """

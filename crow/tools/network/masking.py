@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class Masked:
-    """Replaces secrets by as many asterisks. Sans I/O. Only what may be the beginning of a secret is held back."""
+    """Replaces each secret in a stream of bytes by asterisks, as many as it has bytes. It does no I/O.
+
+    If a piece ends with what may be the beginning of a secret, `feed` holds these bytes back until the next call.
+    """
 
     def __init__(self, secrets: Sequence[bytes] = ()) -> None:
         self._secrets = secrets
@@ -20,7 +23,7 @@ class Masked:
         return data[: len(data) - held]
 
     def end(self) -> bytes:
-        """Return the rest."""
+        """Return the bytes that are still held back, because no more will follow."""
         held, self._held = self._held, b""
         return held
 
@@ -32,6 +35,6 @@ class Masked:
 
 
 def _begun(data: bytes, secret: bytes) -> int:
-    """Return how many bytes at the end of the data are the beginning of a secret."""
+    """Return how many bytes at the end of the data are also the beginning of the secret, but not all of it."""
     most = min(len(secret) - 1, len(data))
     return next((size for size in range(most, 0, -1) if data.endswith(secret[:size])), 0)

@@ -1,9 +1,9 @@
 """The HTTP proxy through which a confined command reaches the hosts that the user has allowed.
 
-`CONNECT` carries TLS alone, and each ClientHello must name the host of the request. A plain request is parsed and
-written anew, over a connection of its own, so that no host can be reached behind another one. Crow resolves the names
-itself and connects to the addresses that it has checked. What is inside of TLS cannot be seen, except at hosts for
-which the user has a credential: there, the proxy answers with a certificate of its own and adds the credential.
+`CONNECT` carries only TLS, and each ClientHello must name the host of the request. A plain request is parsed and
+written anew, over a connection of its own, so that a command cannot reach one host through another. Crow resolves the
+names itself and connects to the addresses that it has checked. The proxy cannot see what is inside of TLS, except at
+hosts for which the user has a credential. There, it answers with a certificate of its own and adds the credential.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 128
 """How many connections of a command are served at once. Others wait."""
 _MAX_HEAD = 32_768
-"""Bytes of the head of a request or response."""
+"""The maximum number of bytes in the head of a request or response."""
 _HEAD_S = 30.0
+"""A command has this many seconds to send the head of a request, or to begin TLS."""
 _CONNECT_S = 30.0
 _ACCEPT_AGAIN_S = 0.1
 """The pause after a connection could not be accepted, for example because crow has too many open files."""
 _IDLE_S = 600.0
+"""A connection is closed if no bytes arrive for this many seconds."""
 _CHUNK = 65_536
 _HTTP_PORT, _HTTPS_PORT = 80, 443
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -53,15 +55,16 @@ _HOP_BY_HOP = frozenset(
         b"alt-svc",
     )
 )
-"""Headers that are not passed on. Those about the body are made anew."""
+"""Headers that are not passed on, because they are about one connection. `_framing` adds those about the body again,
+and `_forward` adds Host."""
 _NOT_WITH_CREDENTIAL = frozenset(
     (
         *(b"cookie", b"accept-encoding", b"range", b"if-range", b"forwarded", b"x-original-url", b"x-rewrite-url"),
         *(b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-forwarded-host"),
     )
 )
-"""Headers that are not passed on with a credential: they could make a server do something else than the request says,
-or show the credential in a form that crow does not recognise."""
+"""Headers of requests that are not passed on together with a credential. They could make a server do something other
+than what the request line says, or show the credential in a form that crow does not recognise."""
 _READING = frozenset((b"GET", b"HEAD"))
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"PROPFIND", b"REPORT"))
 
@@ -123,9 +126,11 @@ class Proxy:
 
 
 class _Refused(Exception):
-    """The proxy does not do what a request asks for. The reason is for the model."""
+    """The proxy refuses a request."""
 
     def __init__(self, status: int, host: Host | str, reason: str) -> None:
+        """`status` is the HTTP status of the answer, and `reason` is for the model. `host` is what the request is
+        about, or a text of the request if it names no valid host."""
         super().__init__(reason)
         self.status = status
         self.host = host
@@ -133,12 +138,13 @@ class _Refused(Exception):
 
 
 class _Connection:
-    """One connection of a command, with the proxy or through it with a host."""
+    """One connection of a command on which it sends HTTP requests: to the proxy, or inside of TLS to a host in whose
+    place the proxy answers."""
 
     _default_port: int
     """The port that URLs and the header Host may leave out."""
     _kept_back: frozenset[bytes] = frozenset()
-    """Headers of responses that commands do not get."""
+    """The names of response headers that the command does not get."""
 
     def __init__(self, gate: Gate, resolve: Resolve, clock: Clock, stream: anyio.abc.ByteStream) -> None:
         self._gate = gate
@@ -174,7 +180,7 @@ class _Connection:
         raise NotImplementedError
 
     async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """Return what the command sends next."""
+        """Return the next event that the command sends. Wait until there is one."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             if self._http.they_are_waiting_for_100_continue:
                 await self._send(h11.InformationalResponse(status_code=100, headers=[]))
@@ -182,12 +188,13 @@ class _Connection:
         return event
 
     async def _send(self, event: h11.Event) -> None:
+        """Send an event to the command."""
         data = self._http.send(event)
         if data:
             await self._stream.send(data)
 
     async def _answer(self, status: int, reason: str) -> None:
-        """Answer a request with an error, if nothing was answered yet."""
+        """Answer a request with an error, unless a response has begun or the command is gone."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         body = f"crow: {safe(reason)}\n".encode()
@@ -220,7 +227,7 @@ class _Connection:
         headers: _Headers,
         masked: Masked,
     ) -> None:
-        """Send a request to its host with these headers, and the masked response back."""
+        """Send a request with these headers to its host over `upstream`, and the masked response to the command."""
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD)
         name = f"[{host.name}]" if ":" in host.name else host.name
         place = name if host.port == self._default_port else f"{name}:{host.port}"
@@ -237,6 +244,7 @@ class _Connection:
             tasks.cancel_scope.cancel()
 
     async def _send_body(self, http: h11.Connection, upstream: anyio.abc.ByteStream) -> None:
+        """Send the body of the command's request to the host. End without an error if either is gone."""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, h11.ProtocolError, OSError):
             while True:
                 event = await self._next()
@@ -251,6 +259,8 @@ class _Connection:
     async def _send_response(
         self, http: h11.Connection, upstream: anyio.abc.ByteStream, method: bytes, masked: Masked
     ) -> None:
+        """Send the response of the host to the command, without informational responses. `method` is that of the
+        request."""
         while True:
             while (event := http.next_event()) is h11.NEED_DATA:
                 http.receive_data(await _receive(upstream))
@@ -304,6 +314,8 @@ class _ProxyConnection(_Connection):
         return False
 
     async def _connect(self, host: Host, *, is_plain: bool, method: bytes = b"") -> anyio.abc.SocketStream:
+        """Connect to a host, if the command may reach it. `is_plain` says that the request is not inside of TLS, and
+        `method` is its method. :raises _Refused: the command may not, or the host cannot be reached."""
         verdict = await self._gate.verdict(host, self._clock)
         if verdict.refusal:
             raise _Refused(403, host, verdict.refusal)
@@ -312,6 +324,7 @@ class _ProxyConnection(_Connection):
         return await self._reach(host, allow_private=verdict.is_named)
 
     async def _tunnel(self, host: Host) -> None:
+        """Carry TLS between the command and a host. :raises _Refused: see `_connect`."""
         upstream = await self._connect(host, is_plain=False)
         async with upstream:
             await self._stream.send(_ESTABLISHED)
@@ -332,8 +345,8 @@ class _ProxyConnection(_Connection):
             await self._forward(request, host, target, upstream, headers=headers, masked=Masked())
 
     async def _intercept(self, credential: Credential) -> None:
-        """Answer a command in place of a host, for which the user has a credential. The user is asked when the first
-        request says what the command wants there."""
+        """Answer a command in place of a host for which the user has a credential. The user is asked later, when a
+        request shows what the command wants to do there."""
         if self._http.trailing_data[0]:
             raise _Refused(400, credential.host, "TLS began before the proxy had answered")
         try:
@@ -352,7 +365,7 @@ class _ProxyConnection(_Connection):
 
 
 class _CredentialConnection(_Connection):
-    """One TLS connection of a command, which believes to talk to the host of a credential."""
+    """One TLS connection of a command to the proxy, which answers in place of the host of a credential."""
 
     _default_port = _HTTPS_PORT
 
@@ -364,12 +377,14 @@ class _CredentialConnection(_Connection):
         credentials: Credentials,
         checking: ssl.SSLContext,
     ) -> None:
-        """`checking` checks the certificate of the host."""
+        """`checking` is the TLS context that checks the host's own certificate."""
         super().__init__(outer._gate, outer._resolve, outer._clock, stream)  # noqa: SLF001 (the same base class)
         self._credential = credential
         self._credentials = credentials
         self._checking = checking
         self._is_added = False
+        """Whether crow has added the credential to the current request. If the command sets the header itself, it does
+        not."""
 
     async def _handle(self, request: h11.Request) -> bool:
         host, text = self._credential.host, request.target.decode("ascii", "replace")
@@ -384,9 +399,8 @@ class _CredentialConnection(_Connection):
         await self._check_use(request, text)
         added = await self._added() if self._is_added else Added(b"", ())
         dropped = _NOT_WITH_CREDENTIAL if self._is_added else frozenset[bytes]()
-        self._kept_back = (
-            frozenset({b"set-cookie"}) if self._is_added else frozenset()
-        )  # it may stand for the credential
+        # a cookie could be used later in place of the credential
+        self._kept_back = frozenset({b"set-cookie"}) if self._is_added else frozenset()
         headers = [(name, value) for name, value in _passed_on(request.headers) if name not in dropped]
         if self._is_added:
             headers += [(header, added.value), (b"Accept-Encoding", b"identity")]
@@ -406,7 +420,7 @@ class _CredentialConnection(_Connection):
         return True
 
     async def _check_use(self, request: h11.Request, target: str) -> None:
-        """Check that the command may do this. :raises _Refused: it may not."""
+        """Check that the command may send this request. :raises _Refused: it may not."""
         host, use = self._credential.host, None
         if self._is_added:
             try:
@@ -423,6 +437,7 @@ class _CredentialConnection(_Connection):
             raise _Refused(403, host, _only_reading(request.method))
 
     async def _added(self) -> Added:
+        """Return the header to add. :raises _Refused: the credential cannot be read."""
         try:
             return await self._credentials.added(self._credential)
         except ConfigError as error:
@@ -441,6 +456,7 @@ def _only_reading(method: bytes) -> str:
 
 
 def _failed_handshake(error: Exception) -> str:
+    """Return why a command did not begin TLS with the proxy, in words for the model."""
     reason = getattr(error, "reason", None) or ""
     if "UNKNOWN_CA" in reason or "CERTIFICATE_UNKNOWN" in reason or "BAD_CERTIFICATE" in reason:
         return (
@@ -451,7 +467,7 @@ def _failed_handshake(error: Exception) -> str:
 
 
 def _check_version(request: h11.Request) -> None:
-    """Refuse other versions than HTTP/1.0 and 1.1. :raises _Refused: it is another one."""
+    """Check the HTTP version of a request. :raises _Refused: it is neither 1.0 nor 1.1."""
     if request.http_version not in (b"1.0", b"1.1"):
         raise _Refused(505, "request", "the proxy speaks HTTP/1.1")
 
@@ -497,7 +513,10 @@ def _check_host_header(headers: _Headers, host: Host, port: int) -> None:
 
 
 def _check_framing(headers: _Headers) -> None:
-    """Refuse requests about whose end servers may disagree. :raises _Refused: it is one."""
+    """Check that a request states its length only once, because servers may otherwise disagree about where it ends.
+
+    :raises _Refused: the request states its length twice.
+    """
     lengths = [value for name, value in headers if name == b"content-length"]
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if (lengths and codings) or len(lengths) > 1 or len(codings) > 1:
@@ -505,7 +524,7 @@ def _check_framing(headers: _Headers) -> None:
 
 
 def _framing(headers: _Headers) -> list[tuple[bytes, bytes]]:
-    """Return the header that says how long the body is."""
+    """Return the header that says how long the body is; none if the message has no such header."""
     for name, value in headers:
         if name == b"transfer-encoding":
             return [(b"Transfer-Encoding", b"chunked")]
@@ -515,13 +534,14 @@ def _framing(headers: _Headers) -> list[tuple[bytes, bytes]]:
 
 
 def _passed_on(headers: _Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers without those that are about one connection, also the ones that `Connection` names."""
+    """Return the headers without those that are about one connection: the ones in `_HOP_BY_HOP`, and the ones that the
+    header Connection names."""
     named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
 
 
 async def _receive(stream: anyio.abc.ByteStream) -> bytes:
-    """Return the next bytes, or none at the end."""
+    """Return the next bytes. Return none at the end of the stream, or if none arrive for `_IDLE_S`."""
     try:
         with anyio.fail_after(_IDLE_S):
             return await stream.receive(_CHUNK)
@@ -572,7 +592,7 @@ async def _relay(
 
 
 async def _first(client: anyio.abc.SocketStream) -> bytes:
-    """Return the first bytes of a tunnel, which must come soon."""
+    """Return the first bytes of a tunnel; none if they do not arrive within `_HEAD_S`."""
     with anyio.move_on_after(_HEAD_S):
         return await _receive(client)
     return b""

@@ -1,6 +1,7 @@
 """Checks what a TLS client sends before it is forwarded: each ClientHello must name the host that was allowed.
 
-Sans I/O. A client may send a second ClientHello after the server has asked for one, so all records are looked at.
+It does no I/O. The server may ask the client for a second ClientHello, so all records of the client are checked, not
+only the first one.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ class ClientRecords:
     def __init__(self, name: str) -> None:
         self._name = name
         self._buffer = bytearray()
+        """The beginning of a record whose end has not arrived."""
         self._hello = bytearray()
+        """The beginning of a ClientHello whose end has not arrived. Empty if no ClientHello has begun."""
         self._held = bytearray()
+        """The records that `_hello` came in. They are forwarded when the whole ClientHello is checked."""
         self._has_hello = False
+        """Whether the first ClientHello was checked."""
 
     def feed(self, data: bytes) -> bytes:
         """Take what the client has sent, and return what may be forwarded.
@@ -51,6 +56,10 @@ class ClientRecords:
         return bytes(passed)
 
     def _pass(self, kind: int, record: bytes) -> bytes:
+        """Check one whole record of this kind, and return the records that may be forwarded now.
+
+        :raises ~crow.domain.errors.ArgumentError: the record may not be forwarded.
+        """
         payload = record[5:]
         is_first = not self._has_hello
         if is_first and kind != _HANDSHAKE:
@@ -78,8 +87,11 @@ class ClientRecords:
 
 
 def _may_be_hello(payload: bytes) -> bool:
-    """Whether a later handshake record may begin a ClientHello. An encrypted record looks like one with a probability
-    of 2 to the -32."""
+    """Return whether a handshake record after the first ClientHello may begin another one. An encrypted record looks
+    like one with a probability of 1 in 2**32.
+
+    :raises ~crow.domain.errors.ArgumentError: the record is too short to tell.
+    """
     if len(payload) < _SHORTEST_HANDSHAKE:
         raise ArgumentError("a handshake record is too short")
     return payload[0] == _CLIENT_HELLO and payload[1] == 0 and payload[4] == 3

@@ -29,8 +29,8 @@ DEFAULT_REGISTRIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def siblings_of(host: str) -> tuple[str, ...]:
-    """Return the other usual hosts of the registries to which a host belongs: a package's index and its files are often
-    on different ones."""
+    """Return the other usual hosts of the registries to which a host belongs. The index of a registry and its files are
+    often on different hosts."""
     groups = [hosts for hosts in DEFAULT_REGISTRIES.values() if host in hosts]
     return tuple(dict.fromkeys(other for hosts in groups for other in hosts if other != host))
 
@@ -70,10 +70,11 @@ _SETTINGS: Mapping[str, re.Pattern[str]] = MappingProxyType(
         "pom.xml": re.compile(rf"<repository>.{{0,400}}?<url>\s*{_URL}", re.DOTALL),
     }
 )
-"""For each file of a project, what names a registry in it."""
+"""The files of a project that can name a registry, each with the pattern that finds the registry's host."""
 
 _MAX_BYTES = 200_000
 _MAX_NAMED = 4
+"""Of the hosts that a project's files name, only this many are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class Registries:
         return (*self.usual, *self.named)
 
     def words(self) -> str:
-        """Describe the registries with the names of all hosts, for the answer that allows them."""
+        """Return a text that names all hosts, for the question whether the command may reach them."""
         named = f", and {', '.join(self.named)}, which files of this project name" if self.named else ""
         return f"the registries of {', '.join(self.tools)}: {', '.join(self.usual)}{named}"
 
@@ -109,6 +110,7 @@ def find_registries(roots: Sequence[Path]) -> Registries:
 
 
 def _named_in(path: Path, name: str) -> Iterator[str]:
+    """Yield the hosts of registries that a file names; none if it cannot be read. `name` is its key in `_SETTINGS`."""
     pattern = _SETTINGS.get(name)
     if pattern is None:
         return

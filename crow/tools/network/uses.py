@@ -1,4 +1,4 @@
-"""What the requests of commands do at a host with the user's credential. Pure functions."""
+"""Finds out what a request of a command does at a host where crow adds the user's credential. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Use:
     """What a request does with a credential."""
 
     words: str
-    """In words for the user, such as `git push to git.example.com/team/app`."""
+    """A description for the user, such as `git push to git.example.com/team/app, with your credential`."""
     place: str = ""
-    """What the request may change: host and path, as rules for `network_write` name it. Empty if it only reads."""
+    """The host and path that the request may change, as rules for `network_write` name them. Empty if it only reads."""
     is_allowed: bool = False
-    """The settings allow changes with this credential. Plan mode does not."""
+    """The settings allow changes with this credential without a question. In plan mode, changes are refused anyway."""
 
 
 def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes, bytes]]) -> Use:
-    """Return what a request does. `target` is its path with the query.
+    """Return what a request does. `target` is the request's path with its query.
 
-    :raises ~crow.domain.errors.ArgumentError: servers may disagree about what it does.
+    :raises ~crow.domain.errors.ArgumentError: different servers may understand the path in different ways.
     """
     if not {".", ".."}.isdisjoint(target.partition("?")[0].split("/")):
         raise ArgumentError("servers disagree about the dots in the path of the request")
@@ -54,5 +54,6 @@ def use_of(host: Host, method: bytes, target: str, headers: Sequence[tuple[bytes
 
 
 def _push(host: Host, path: str) -> Use:
+    """Return the use of a `git push` to the repository at a path."""
     place = f"{host}{path.removesuffix('.git')}"
     return Use(f"git push to {place}, with your credential", place)

@@ -50,7 +50,7 @@ class Confinement:
     """A new, empty directory for the files that the command writes into throwaway trees. None if these trees are
     read-only."""
     overlays: tuple[Overlay, ...] = ()
-    """A layer in which the command writes instead of in the throwaway trees, and which stays when the command ends."""
+    """The overlays of a layer over the throwaway trees. They keep what the command writes there when it ends."""
     has_network: bool = False
     """The command may reach more than the loopback interface."""
     sockets: tuple[Path, ...] = ()

@@ -56,11 +56,11 @@ overlays themselves."""
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 _View = Literal["mask", "read", "write", "deny", "throwaway"]
+"""How a command sees a path: empty, read-only, writable, not at all, or writable until the command ends."""
 
 
 class _ConfinedProcess(Process):
-    """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, or if
-    crow does not know yet whether the command began.
+    """A command under bubblewrap.
 
     The process that crow started is bubblewrap's outer process. When that process dies, all processes in the sandbox
     die at once.
@@ -69,7 +69,9 @@ class _ConfinedProcess(Process):
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
         super().__init__(on_output, on_errors or self._note)
         self.is_reported = on_errors is None
+        """Whether the script `_RUN` reports how the command begins and ends."""
         self._notes = bytearray()
+        """What bubblewrap and the script have written to standard error."""
 
     def _note(self, data: bytes) -> None:
         self._notes += data[: 65_536 - len(self._notes)]
@@ -80,7 +82,7 @@ class _ConfinedProcess(Process):
 
     @property
     def failure(self) -> str:
-        """Why the command never began."""
+        """Why the command never began. Empty if it began, or as long as that is not certain."""
         if not self.is_reported or not self.exited.is_set() or "started" in self._lines:
             return ""
         code = self._transport.get_returncode()
@@ -272,7 +274,8 @@ class Bubblewrap:
 
 
 def overlays_of(confinement: Confinement) -> tuple[Overlay, ...]:
-    """Return the overlays for the throwaway trees: those of a layer, or new ones that nobody keeps."""
+    """Return the overlays for the throwaway trees: those of a layer, or else new ones, whose content is discarded when
+    the command ends."""
     if confinement.overlays or confinement.layers is None:
         return confinement.overlays
     return tuple(_make_layer(confinement.layers, number, tree) for number, tree in enumerate(confinement.throwaway))
@@ -361,7 +364,8 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 @contextmanager
 def _filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
-    """Open a file in memory with the filter of system calls; none if crow has no filter for this machine."""
+    """Open a file in memory with the filter of system calls, and yield its descriptor. Yield none if crow has no filter
+    for this machine."""
     if missing_architecture():
         yield ()
         return
@@ -375,8 +379,8 @@ def _filter_file(confinement: Confinement) -> Iterator[tuple[int, ...]]:
 
 
 class _Hold:
-    """Keeps a command from beginning until something was done in its namespaces. It is made of two pairs of pipes, or
-    of none."""
+    """Lets a command begin only after something was done in its namespaces. It consists of two pipes. Without pipes, it
+    holds nothing back."""
 
     def __init__(self, pipes: Sequence[int]) -> None:
         self._pipes = pipes
@@ -431,7 +435,7 @@ def _run(argv: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.Compl
         check=False,
         env=helper_environment(os.environ)[0],
         pass_fds=inherited,
-        # when bubblewrap ends, crow inherits a process of it, and reaps only orphans of other sessions
+        # bubblewrap leaves a process behind, which crow inherits and reaps only if it is in another session
         start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

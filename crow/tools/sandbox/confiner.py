@@ -55,8 +55,10 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = "crow-session-"
 _KEPT_S = 30 * 86_400
+"""The caches of a workspace are removed if no session has used them for this many seconds."""
 _CLOSE_S = 0.3
 _SEARCHED_CHARS = 20_000
+"""How much of the end of a command's output is searched for known error messages."""
 
 _NO_WRITE = (
     r"read-only (?:file ?system|directory)|permission denied|operation not permitted|device or resource busy"
@@ -177,14 +179,22 @@ class KernelConfiner:
         self._policy = Policy(roots, options)
         self._denied = DeniedFiles(roots[0], roots)
         self._choice: Choice | None = None
+        """The sandbox to use. None until it is first needed."""
         self._private: Private | None = None
+        """The session's private directories. None until the first command, and after `close`."""
         self._protected: ProtectedFiles | None = None
+        """None until the first command."""
         self._has_overlay: bool | None = None
+        """Whether overlays for `read` commands work over this workspace. None until that was tried."""
         self._has_layers: bool | None = None
+        """Whether layers work over this workspace. None until that was tried."""
         self._scratch: Path | None = None
+        """The directory for layers if they do not work in crow's data directory."""
         self._prepared: dict[Process, _Prepared] = {}
+        """The preparations for each command that has started and for which `finish` was not called yet."""
         self._numbers = count(1)
         self._lock = threading.Lock()
+        """Held by threads that set or use these values."""
         self._listeners = Listeners()
         self._launcher = Launcher()
 
@@ -284,6 +294,8 @@ class KernelConfiner:
         return await run(begin)
 
     async def _listen(self, on_listener: Callable[[socket.socket], None], pid: int) -> None:
+        """Open the listening socket for the proxy in the network namespace of `pid`. Without it, the command has no
+        network."""
         try:
             on_listener(await self._listeners.open(pid))
         except OSError as error:
@@ -294,7 +306,7 @@ class KernelConfiner:
         prepared = self._prepared.get(process)
         if prepared is None or prepared.snapshot is None or self._protected is None:
             return ()
-        check = partial(self._protected.check, prepared.snapshot, only_created=self._keeps_files(prepared))
+        check = partial(self._protected.check, prepared.snapshot, only_created=self._blocks_changes(prepared))
         return await anyio.to_thread.run_sync(check)
 
     async def refresh(self, process: Process) -> None:
@@ -303,7 +315,7 @@ class KernelConfiner:
         roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
         if roots and not process.exited.is_set():
             try:
-                # nobody may look into the first process of the helper's sandboxes
+                # the namespaces of the first process of the helper's sandboxes cannot be entered
                 pid = process.command_pid if isinstance(process, LaunchedProcess) else process.pid
                 await self._listeners.refresh(pid, roots)
             except (OSError, TimeoutError) as error:
@@ -320,14 +332,15 @@ class KernelConfiner:
             return ()
         if prepared.snapshot is None or self._protected is None:
             return ()
-        put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._keeps_files(prepared))
+        put_back = partial(self._protected.put_back, prepared.snapshot, only_created=self._blocks_changes(prepared))
         return await anyio.to_thread.run_sync(put_back)
 
-    def _keeps_files(self, prepared: _Prepared) -> bool:
-        """Return whether the sandbox keeps a command from changing the protected files that exist."""
+    def _blocks_changes(self, prepared: _Prepared) -> bool:
+        """Return whether the sandbox makes all protected files read-only that existed before the command. If so, only
+        the protected files that the command has created must be undone."""
         sandbox = None if self._choice is None else self._choice.sandbox
-        is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
-        return sandbox is not None and sandbox.protects_files and is_whole
+        are_all_listed = len(prepared.confinement.read_only) < MAX_READ_ONLY
+        return sandbox is not None and sandbox.protects_files and are_all_listed
 
     def accept(self, path: Path) -> None:
         """See :class:`crow.tools.sandbox.Confiner`."""
@@ -393,7 +406,7 @@ class KernelConfiner:
     async def _choose(self) -> Choice:
         programs, choice = self.options.programs, self._choice
         used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
-        # another session may have worked where a program of the user is
+        # since the choice, another session may have worked in a directory with one of the programs
         if choice is None or not all(map(programs.trusts, used)):
             self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice
@@ -406,6 +419,8 @@ class KernelConfiner:
         excluded: ExcludedPaths,
         layer: Layer | None = None,
     ) -> _Prepared:
+        """Prepare a command. For the arguments, see `start`. This call blocks. :raises OSError: a directory cannot be
+        made, or too many files would have to be hidden."""
         private = self._own_directories()
         with self._lock:
             if self._protected is None:
@@ -424,6 +439,7 @@ class KernelConfiner:
         return _Prepared(confinement=confinement, env=env, snapshot=snapshot, places=places)
 
     def _own_directories(self) -> Private:
+        """Return the session's private directories. The first call creates them."""
         with self._lock:
             if self._private is None:
                 self._policy.create_own()
@@ -460,6 +476,7 @@ class KernelConfiner:
         return place.open(trees) if self._has_layers else None
 
     def _layer_works(self, sandbox: Sandbox, private: Private, trees: Sequence[Path], place: Place) -> bool:
+        """Return whether a command can run in a layer over `trees` that is kept at `place`."""
         assert isinstance(sandbox, bubblewrap.Bubblewrap)
         try:
             layer = place.open(trees)

@@ -56,12 +56,13 @@ class DeniedFiles:
     if a rule names them. Within these limits, the search also finds other paths to a denied file: the hard links of the
     file, and the target of a link with a denied name.
 
-    Relative patterns start at the directory `root`. The directories in `kept` and their parents are never hidden as a
-    whole. The methods block, and may be called from several threads.
+    Relative patterns start at the directory `root`. The directories in `kept`, and the directories that contain them,
+    are never hidden as a whole. The methods block, and may be called from several threads.
     """
 
     def __init__(self, root: Path, kept: Iterable[Path]) -> None:
         self.has_found = False
+        """Whether the last `find` has returned something."""
         self._root = str(root).rstrip(os.sep) + os.sep
         self._kept = {str(folder) for path in kept for folder in (path, *path.parents)}
         self._patterns: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class DeniedFiles:
         return tuple(map(Path, found))
 
     def _search(self, tops: list[str]) -> list[str]:
+        """Return the denied files and folders at and below these paths. What is in a denied folder is left out."""
         seen: dict[str, _Found] = {}
         denied: dict[str, None] = {}
         folders: set[str] = set()
@@ -148,6 +150,7 @@ class DeniedFiles:
         return self._found(path, real, kind, entry.inode())
 
     def _found(self, path: str, real: str, kind: Literal["file", "folder", "link"], inode: int) -> _Found:
+        """Return a file, folder or link, judged by both of its paths."""
         names = {path, real, path.removeprefix(self._root), real.removeprefix(self._root)}
         is_denied = real not in self._kept and any(self._covers(normalize("NFC", name), kind) for name in names)
         return _Found(path, real, kind, inode, is_denied)

@@ -30,7 +30,7 @@ _REPORT_BYTES = 2_048
 
 
 class NotLaunchedError(OSError):
-    """The helper cannot start commands on this machine, or not this one. The command did not begin."""
+    """The helper could not start a command, so the command did not begin. Another sandbox may be able to start it."""
 
 
 class _NoProgramError(NotLaunchedError):
@@ -42,14 +42,15 @@ class Launcher:
 
     def __init__(self) -> None:
         self.works = not missing_architecture()
-        """False once the helper has failed. Then bubblewrap starts the commands."""
+        """Whether the helper has never failed. After its first failure, bubblewrap starts the commands."""
         self._helper = Helper(_PROGRAM, {})  # without variables: commands are started from a copy of this process
 
     @asynccontextmanager
     async def reserved(self, *, has_network: bool) -> AsyncIterator[Reservation]:
-        """Let the helper prepare a sandbox, which `Reservation.start` uses. It is ended if that is not called.
+        """Let the helper prepare a sandbox. `Reservation.start` starts a command in it. If that has not happened when
+        the block ends, the sandbox is ended.
 
-        :raises NotLaunchedError: the helper does not work here; another sandbox may.
+        :raises NotLaunchedError: the helper does not work here.
         """
         report, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report.setblocking(False)
@@ -78,12 +79,18 @@ class Launcher:
 
 
 class Reservation:
-    """A sandbox that the helper prepares."""
+    """A sandbox that the helper prepares.
+
+    On `report`, the helper sends the id of the sandbox's first process. Then this process takes the plan of a command
+    there, and reports that the command has begun, has failed, or has ended.
+    """
 
     def __init__(self, report: socket.socket) -> None:
         self._report = report
         self._has_started = False
+        """Whether a command has begun. Its `_Child` then owns `report`."""
         self._pid = 0
+        """The id of the sandbox's first process; 0 if it is not known yet."""
 
     async def start(
         self,
@@ -139,7 +146,8 @@ class Reservation:
             raise NotLaunchedError(failure.decode(errors="replace").removeprefix("failed "))
 
     async def _begun(self, on_listener: Callable[[socket.socket], None] | None) -> None:
-        """Wait until the command has begun. :raises NotLaunchedError: it could not be confined."""
+        """Wait until the command has begun. :raises NotLaunchedError: it could not be confined, or there is no such
+        program."""
         answer, handles = await self._answer()
         if answer != b"ready":
             kind, _, reason = answer.decode(errors="replace").partition(" ")
@@ -151,6 +159,8 @@ class Reservation:
             on_listener(listener)
 
     async def _answer(self) -> tuple[bytes, Sequence[int]]:
+        """Return the next message of the helper or the sandbox, and the open files in it. The message is empty if both
+        have ended. :raises NotLaunchedError: there is none within `_TIMEOUT_S`."""
         with anyio.move_on_after(_TIMEOUT_S):
             await anyio.wait_readable(self._report)
         try:
@@ -173,12 +183,14 @@ class Reservation:
 
 
 def _reap(pid: int) -> None:
+    """Wait for the end of a child of crow. This call blocks."""
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
 
 
 def _plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: Mapping[str, str], port: int) -> bytes:
-    """Return what the helper has to do for a command."""
+    """Return the plan that the first process of a sandbox needs to start a command, in the form of `marshal`. `port` is
+    the port to listen on for crow, or 0."""
     overlays = overlays_of(confinement)
     options = mount_options(confinement, "mounted" if overlays else "none", overlays)
     plan = {
@@ -195,7 +207,7 @@ def _plan_of(argv: Sequence[str], confinement: Confinement, *, cwd: Path, env: M
 
 @contextmanager
 def _file_with(data: bytes) -> Iterator[int]:
-    """Open a file in memory."""
+    """Open a file in memory with this content, and close it at the end. Yield its descriptor."""
     with open(os.memfd_create("crow-plan"), "wb") as file:
         file.write(data)
         file.flush()
@@ -204,7 +216,8 @@ def _file_with(data: bytes) -> Iterator[int]:
 
 
 class _Streams:
-    """Standard input, output and error of a command. As a context manager, it closes the command's ends."""
+    """The pipes for standard input, output and error of a command. When used as a context manager, it closes the
+    command's ends of the pipes at the end; `close` closes crow's ends."""
 
     def __init__(self, *, takes_input: bool, has_errors: bool) -> None:
         self.stdin: IO[bytes] | None = None
@@ -221,6 +234,7 @@ class _Streams:
             reader, stderr = os.pipe()
             self.stderr = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by the transport
         self.inner = (stdin, stdout, stderr)
+        """The command's ends."""
 
     def __enter__(self) -> None: ...
 

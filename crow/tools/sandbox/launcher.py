@@ -28,6 +28,7 @@ _HANDLES = 4
 _BACKLOG = 128
 
 _MAX_REASON = 1_000
+"""The reason of a failure is cut to this many bytes."""
 
 _CLONE_PARENT, _CLONE_NEWUSER, _CLONE_NEWNET = 0x8000, 0x10000000, 0x40000000
 # the namespaces of mounts, cgroups, host names, System V objects and processes
@@ -57,9 +58,9 @@ class _Kernel:
         self._libc.mount.argtypes = (*[ctypes.c_char_p] * 3, ctypes.c_ulong, ctypes.c_char_p)
         self._libc.syscall.restype = ctypes.c_long
         self.uid, self.gid = os.getuid(), os.getgid()
-        """Those of crow."""
+        """The user and group of crow."""
         self.proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        """The /proc of crow."""
+        """The /proc that crow sees, for use after the sandbox has one of its own."""
 
     def clone(self, flags: int) -> int:
         """Copy this process. Return the id of the copy, or 0 in the copy."""
@@ -118,6 +119,7 @@ class _Kernel:
         self.control(_PR_SET_SECCOMP, 2, ctypes.addressof(ctypes.create_string_buffer(described, len(described))))
 
     def _call(self, what: str, number: int, *arguments: object) -> int:
+        """Make a system call. `what` names the call or its path in the error. :raises OSError: the kernel refused."""
         wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
         result = int(self._libc.syscall(ctypes.c_long(number), *wide))
         if result < 0:
@@ -131,6 +133,11 @@ def _last_error(what: str) -> OSError:
 
 
 def main() -> None:
+    """Serve requests on the socket whose number is the first argument, until crow closes its end.
+
+    Each request is `own network` or `no network`, and brings a socket. Over this socket, crow gets the id of a new
+    sandbox's first process, or a negative error number, and then talks to this process: see `_begin`.
+    """
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that no command can interrupt the first process of its sandbox
     kernel = _Kernel()
@@ -149,7 +156,7 @@ def main() -> None:
             if pid == 0:
                 connection.close()
                 _begin(kernel, report, has_own_network=bool(network))
-            with suppress(OSError):  # crow no longer wants it
+            with suppress(OSError):  # crow no longer needs the sandbox
                 report.send(b"%d" % pid)
 
 
@@ -162,10 +169,11 @@ def _received(connection: socket.socket, count: int) -> tuple[bytes, list[int]]:
 
 
 def _begin(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) -> NoReturn:
-    """Be the first process of a sandbox."""
+    """Run the first process of a sandbox. It waits for a plan on `report`, starts the command, and reports `ready`.
+    When the command has ended, it reports `ended CODE OTHERS`. If something fails before that, it reports why."""
     try:
         command, listener = _set_up(kernel, report, has_own_network=has_own_network)
-        # if crow has died meanwhile, this fails, and the end of this process ends the command
+        # if crow has died meanwhile, sending fails; then this process ends, and the command with it
         socket.send_fds(report, [b"ready"], [] if listener is None else [listener.fileno()])
         _keep_only(report.fileno())
         _follow(report, command)
@@ -205,7 +213,8 @@ def _set_up(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) ->
 
 
 def _map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gid: int) -> None:
-    """Say which user and group this process is in its new user namespace. `proc` is the open /proc of crow."""
+    """Map one user id and one group id of this process's new user namespace to ids outside of it. `proc` is
+    `_Kernel.proc`."""
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{inner_uid} {outer_uid} 1"),
@@ -219,13 +228,13 @@ def _map_ids(proc: int, inner_uid: int, outer_uid: int, inner_gid: int, outer_gi
 
 
 def _mount_all(kernel: _Kernel, plan: Mapping[str, Any], devices: Mapping[str, int]) -> None:
-    """Make the view of the file system: everything is read-only, except what the options of the plan say. They are
-    bubblewrap's, in the same order."""
+    """Mount what the command may see. Everything is read-only, except where the plan's `mounts` say otherwise. These
+    are options of bubblewrap, with the same order and meaning."""
     for root, upper, work in plan["overlays"]:
-        os.chdir(root)  # the root's name may have characters with a meaning
+        os.chdir(root)  # in the options of an overlay, characters such as `:` in the root's name would have a meaning
         kernel.mount("overlay", ".", 0, f"userxattr,volatile,lowerdir=.,upperdir={upper},workdir={work}")
     os.chdir("/")
-    # all sources are opened before anything hides them, and those of which only one is written to before all is limited
+    # Open all sources before a mount hides them: writable ones before everything becomes read-only, the others after.
     trees: dict[int, int] = {}
     for number, (option, *arguments) in enumerate(plan["mounts"]):
         if option == "--bind":
@@ -281,6 +290,7 @@ def _make_place(path: str, *, is_directory: bool) -> None:
 
 
 def _start_loopback() -> None:
+    """Switch the loopback interface of this network namespace on."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         (flags,) = struct.unpack_from("h", fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0)), 16)
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
@@ -330,7 +340,7 @@ def _keep_only(handle: int) -> None:
 
 
 def _follow(report: socket.socket, command: int) -> None:
-    """Wait for the end of the command and report it."""
+    """Wait for the end of the command. Report its exit code, and whether other processes of the sandbox still run."""
     ended, status = os.wait()
     while ended != command:
         ended, status = os.wait()

@@ -126,15 +126,19 @@ class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places."""
 
     enabled: Literal["auto", "off", "required"] = "auto"
+    """`auto`: confine commands if a sandbox works. `required`: a command that cannot be confined is not run."""
     network: bool = False
+    """Commands with the access `write` may use the network directly."""
     readable: tuple[str, ...] = ()
+    """Further files and directories that commands can read. `~` stands for HOME."""
     writable: tuple[str, ...] = ()
+    """Further directories that commands with the access `write` can change. `~` stands for HOME."""
     own: tuple[Path, ...] = ()
     """Crow's files and directories, which no confined command can see."""
     masked: tuple[Path, ...] = ()
     """Further directories to mask, in addition to those in `_MASKED`."""
     layers: Path | None = None
-    """The directory for layers and for what undoes their changes. If None, no command runs in a layer that is kept."""
+    """The directory for layers, and for change sets, which undo the changes of layers. If None, there are no layers."""
     caches: Path | None = None
     """Each workspace gets a directory in this one, for the caches of its commands. If None, these caches last only as
     long as the session."""
@@ -169,7 +173,9 @@ class _FoundPlaces:
     stamp: tuple[int, ...]
     """The times when the searched folders last changed."""
     toolchains: tuple[Path, ...]
+    """Trees that commands can read, because programs are installed there."""
     hidden: tuple[Path, ...]
+    """Secrets of the user, and crow's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +222,7 @@ class Policy:
         )
 
     def _problems_of_settings(self) -> Iterator[str]:
+        """Return one sentence for each path in the settings that cannot be used."""
         return (
             f"sandbox.{key}: {entry} {problem}"
             for key, entries in (
@@ -308,7 +315,8 @@ class Policy:
         )
 
     def _own_trees(self, writable: tuple[Path, ...]) -> tuple[Path, ...]:
-        """Return crow's own trees in `writable`. They stay where they are as long as crow runs."""
+        """Return crow's own trees in `writable`. They are searched only once, because they do not move while crow
+        runs."""
         if writable not in self._fixed:
             self._fixed[writable] = own_trees(writable)
         return self._fixed[writable]
@@ -358,13 +366,13 @@ class Policy:
         return variables
 
     def _go_modules(self) -> Path:
-        """Return where go keeps what it has downloaded."""
+        """Return the directory in which go keeps the modules that it has downloaded."""
         usual = (self.home or Path(os.sep)) / _CACHES["GOMODCACHE"][1]
         named = Path(self.env.get("GOMODCACHE") or usual)
         return named if named.is_absolute() else usual  # go itself refuses a relative one
 
     def _go_downloads(self) -> str:
-        """Return the URL from which go can take them."""
+        """Return the URL under which go finds the modules in that directory."""
         return (self._go_modules() / "cache" / "download").as_uri()
 
     def _found_places(self, home: Path | None) -> _FoundPlaces:
@@ -386,11 +394,13 @@ class Policy:
         roots = self.writable_roots()
         self.options.programs.distrust(roots)
         for path in self.options.own:
-            is_directory = not path.suffix  # as the files in `own` are called
+            is_directory = not path.suffix  # in `own`, only files have a suffix
             if is_directory and is_inside_any(Path(os.path.realpath(path)), roots):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
+        """Return the directories that commands see as empty, apart from visible trees in them. Directories below a root
+        of the workspace are left out, except those for temporary files."""
         temporary = {Path(os.path.realpath(path)) for path in _TEMPORARY}
         candidates = (*map(Path, _MASKED), *self.options.masked)
         places = [Path(os.path.realpath(path)) for path in candidates if os.path.isdir(path)]
@@ -405,6 +415,7 @@ class Policy:
         return tuple(dict.fromkeys(kept))
 
     def _toolchains(self, home: Path | None) -> Iterator[Path]:
+        """Yield where programs are installed below HOME and in the directories on PATH, and git's settings."""
         if home is None:
             return
         yield from _existing(home / name for name in _TOOLCHAINS)
@@ -423,12 +434,14 @@ class Policy:
                 yield tree
 
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
+        """Yield those of the paths that are directories with nothing but programs, outside of the writable trees."""
         own = self.writable_roots()
-        for place in filter(None, map(_literal, paths)):
+        for place in filter(None, map(_with_real_parent, paths)):
             if os.path.isdir(place) and not _is_general(place, home) and not is_inside_any(place, own):
                 yield place
 
     def _named(self, entries: Iterable[str], *, is_writable: bool = False) -> Iterator[Path]:
+        """Yield the paths of those entries of the settings that can be used, with links resolved."""
         for entry in entries:
             if not self._problem_of(entry, is_writable=is_writable):
                 yield Path(os.path.realpath(os.path.expanduser(entry)))
@@ -448,6 +461,7 @@ class Policy:
         return ""
 
     def _hidden(self) -> Iterator[Path]:
+        """Yield the secret places of the user that exist and that the settings do not name, and crow's own files."""
         named = {*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)}
         for path in (Path(os.path.realpath(place)) for place in secret_places()):
             if path not in named and os.access(path, os.R_OK):
@@ -523,7 +537,7 @@ def _linked_path(file: Path, prefix: str = "") -> Path | None:
         text = os.fsdecode(opened.read(16_384)).rstrip("\r\n")
     if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
         return None
-    return _literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+    return _with_real_parent(os.path.join(os.path.dirname(file), text[len(prefix) :]))
 
 
 def _mount_points() -> Iterator[str]:
@@ -550,7 +564,7 @@ def _modified_ns(path: Path) -> int:
         return 0
 
 
-def _literal(path: str) -> Path | None:
+def _with_real_parent(path: str) -> Path | None:
     """Return the path with links resolved, except for a link in its last part. Return None if `path` is not
     absolute."""
     if not os.path.isabs(path) or "\0" in path:
@@ -562,7 +576,7 @@ def _literal(path: str) -> Path | None:
 def _existing(paths: Iterable[str | Path]) -> Iterator[Path]:
     """Return those of the paths that exist. Links are resolved, except for a link in the last part of a path."""
     for path in paths:
-        place = _literal(str(path))
+        place = _with_real_parent(str(path))
         if place is not None and os.path.exists(place):
             yield place
 
@@ -574,7 +588,7 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def _prefixes_of(roots: Iterable[Path]) -> tuple[str, ...]:
-    """Return what all paths in these directories begin with."""
+    """Return what all paths in these directories begin with, including the final separator."""
     return tuple([f"{str(root).rstrip(os.sep)}{os.sep}" for root in roots])
 
 

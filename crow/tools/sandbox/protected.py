@@ -170,11 +170,13 @@ class _Undo:
         self, roots: Sequence[str], kept: Path, before: Mapping[str, FileState], *, only_created: bool
     ) -> None:
         self.sentences: dict[str, str] = {}
+        """Maps each path that was undone to a sentence about it."""
         self._roots = roots
         self._kept = kept
         self._before = before
         self._only_created = only_created
         self._given_up: set[str] = set()
+        """The paths whose changes cannot be undone. They no longer count as differences."""
 
     def run(self, current: Mapping[str, FileState], *, only: Set[str] | None = None) -> bool:
         """Undo the differences, or `only` those at these paths. Return whether there were any. If there were, another
@@ -214,6 +216,7 @@ class _Undo:
         return differences - self._given_up
 
     def _undo(self, path: str, now: FileState | None) -> None:
+        """Give a path its former state. `now` is its current state, or None if there is no file."""
         before = self._before.get(path)
         try:
             if before is None:
@@ -232,6 +235,7 @@ class _Undo:
                 self._say(path, f"the command changed {{}}, which could not be put back: {error.strerror}")
 
     def _put_back(self, path: str, before: FileState, now: FileState) -> None:
+        """Give a path its former content, and keep the new one."""
         if before.kind in ("file", "link") and before.content is None:
             self._given_up.add(path)
             self._say(path, "the command changed {}; it is too large to be put back, so check it yourself")
@@ -241,6 +245,7 @@ class _Undo:
         self._say(path, f"the command changed {{}}; the former content was put back; the new one is in {written}")
 
     def _restore(self, path: str, before: FileState, now: FileState | None) -> None:
+        """Create a path as it was before. :raises OSError: this is not possible, or its content was not kept."""
         place = Path(path)
         if before.kind == "file" and before.content is not None:
             replace_file(place, before.content)
@@ -315,10 +320,12 @@ class _Undo:
         return _escape(str(target))
 
     def _say(self, path: str, sentence: str) -> None:
+        """Add a sentence about a path. `{}` in it stands for the path."""
         said = sentence.replace("{}", self._shown(path))
         self.sentences[path] = said if path not in self.sentences else f"{self.sentences[path]}; then {said}"
 
     def _shown(self, path: str) -> str:
+        """Return a path for the model: relative if it is in the first root."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         return _escape(os.path.relpath(path, root) if root == self._roots[0] else path)
 

@@ -1,4 +1,4 @@
-"""Finds the protected files of a workspace, and their states."""
+"""Finds the protected files of a workspace and reads their states. :mod:`crow.tools.sandbox.protected` uses them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ FOLDER_DEPTH = 4
 MAX_FOLDERS = 4_000
 _MAX_ENTRIES = 5_000
 FILE_BYTES = 1_000_000
+"""The content of a larger file is not kept, so a change to it cannot be undone."""
 _ALL_BYTES = 20_000_000
+"""The contents of all files together are kept up to this size."""
 SETTLED_NS = 50_000_000
 """The clocks of some file systems advance only in steps of this length. So if a file changes twice within one step, its
 time of change may stay the same."""
@@ -84,8 +86,11 @@ class Listing:
     stamp: tuple[int, ...] | None
     """None if the folder must be read again, because it may have changed unnoticed."""
     folders: tuple[str, ...]
+    """The folders that must be searched too."""
     watched: tuple[str, ...]
+    """The protected files and folders."""
     is_repository: bool
+    """Whether the folder is a repository's own directory, such as a bare repository."""
 
 
 class Scan:
@@ -152,6 +157,7 @@ class Scan:
                 self._add_one(path, is_repository=known.is_repository, is_mutable=known.is_mutable)
 
     def _list_folder(self, folder: str) -> Listing:
+        """Return the listing of an ordinary folder. The folder is read only if it has changed since the last pass."""
         earlier = self._earlier_listings.get(folder)
         try:
             found = os.lstat(folder)
@@ -164,6 +170,7 @@ class Scan:
         return earlier
 
     def _read_folder(self, folder: str, stamp: tuple[int, ...] | None) -> Listing:
+        """Read a folder and divide its entries into those to watch and the folders to search."""
         entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in self._entries(folder)}
         is_repository = "HEAD" in entries and "objects" in entries and "refs" in entries
         parts = REPOSITORY_PARTS if "HEAD" in entries else frozenset()
@@ -175,11 +182,12 @@ class Scan:
                 watched.append(os.path.join(folder, name))
             elif is_folder and folded not in SKIPPED and not (is_repository and folded == "logs"):
                 folders.append(os.path.join(folder, name))
-        # the repository gets its share of ALL_BYTES first
+        # the repository comes first, so that its files are kept even if `_ALL_BYTES` does not suffice for all
         watched.sort(key=lambda path: (quick_fold(os.path.basename(path)) not in GIT_FOLDERS, path))
         return Listing(stamp=stamp, folders=tuple(sorted(folders)), watched=tuple(watched), is_repository=is_repository)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """Return the entries of a folder; none if it cannot be listed."""
         for _ in range(2):
             try:
                 with os.scandir(folder) as entries:
@@ -208,6 +216,8 @@ class Scan:
             self._add_tree(path)
 
     def _add_tree(self, path: str) -> None:
+        """Add a path and everything below it, up to `_MAX_ENTRIES` in total. What is in `WORKING_PARTS`, which commands
+        may change, is searched like an ordinary folder."""
         stack = [path]
         while stack:
             path = stack.pop()
@@ -283,6 +293,7 @@ class Scan:
         is_mutable: bool = False,
         commands: frozenset[bytes] | None = None,
     ) -> FileState | None:
+        """Add one path and return its state; None if there is no file."""
         try:
             found = os.lstat(path)
         except OSError:
@@ -310,6 +321,7 @@ class Scan:
         return state
 
     def _read(self, path: str, found: os.stat_result) -> bytes | None:
+        """Return a file's content or a link's target; None if it is too large or cannot be read."""
         with suppress(OSError):
             if modes.S_ISLNK(found.st_mode):
                 return os.fsencode(os.readlink(path))
@@ -323,7 +335,7 @@ class Scan:
 
 
 def quick_fold(name: str) -> str:
-    """Return the same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
+    """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
     return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
 
 
@@ -351,7 +363,7 @@ def kind_of(mode: int) -> Kind:
 
 
 def make_stamp(found: os.stat_result) -> tuple[int, ...]:
-    """Return the metadata that show whether a file has changed."""
+    """Return the metadata that shows whether a file has changed: see `FileState.stamp`."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 

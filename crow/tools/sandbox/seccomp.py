@@ -108,6 +108,7 @@ _ALWAYS_REFUSED = (
     *("fsopen", "fsconfig", "fsmount", "fspick", "swapon", "swapoff"),
     *("init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load"),
 )
+# Refused to commands with the access `read`: calls that change the mode, owner or attributes of files.
 _REFUSED_TO_READ = (
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "file_setattr"),
     *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),

@@ -12,13 +12,14 @@ _FIELDS_BEFORE_PATH = 7
 
 
 def listening_sockets(allowed: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the paths of all Unix sockets of this machine that now have an owner, except those in `allowed` and in
-    directories in `allowed`. Sockets of other network namespaces are not found. This call blocks."""
+    """Return the paths of all Unix sockets on this machine that a program has open now, except those that are in
+    `allowed` or in a directory in `allowed`. Sockets of other network namespaces are not found. This call blocks."""
     found = dict.fromkeys(Path(os.path.realpath(path)) for path in _bound_paths())
     return tuple(path for path in found if not any(map(path.is_relative_to, allowed)))
 
 
 def _bound_paths() -> Iterator[str]:
+    """Yield the paths of the kernel's table of Unix sockets that still lead to a socket."""
     try:
         lines = _TABLE.read_bytes().splitlines()[1:]
     except OSError:

@@ -16,7 +16,8 @@ from crow.tools.process import Process
 
 
 class Child(Protocol):
-    """What this module needs of a child. :class:`subprocess.Popen` has it, without buffers."""
+    """The members of a child process that this module uses. A :class:`subprocess.Popen` with unbuffered pipes has
+    them."""
 
     pid: int
     stdin: IO[bytes] | None

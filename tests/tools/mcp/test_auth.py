@@ -23,7 +23,7 @@ import pytest
 from crow.domain.errors import ToolServerError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.tools import Outcome
-from crow.tools.mcp.exchange import LoginClient, shown
+from crow.tools.mcp.exchange import LoginClient, plain_url
 from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.mcp.redirect import listening
 from crow.tools.servers import HttpServer, OAuthOptions
@@ -701,7 +701,7 @@ async def test_a_host_is_reached_at_the_address_on_which_it_listens(
 
 
 def test_a_url_is_shown_without_what_may_be_secret() -> None:
-    assert shown("https://user:pw@host/path?key=1#x") == "https://host/path"
+    assert plain_url("https://user:pw@host/path?key=1#x") == "https://host/path"
 
 
 DAMAGED = ("", "null", "[]", "{}", '{"account": {"url": 1}}', "[" * 100_000, "\x00")
