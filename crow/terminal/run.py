@@ -44,7 +44,7 @@ _EXIT_CODES = f"""exit codes:
 _SCHEMA_TRIES = 3
 
 _LOCAL_OPTIONS = ("base_url", "allow", "max_steps", "require_verified")
-"""What only a crow in this process can do."""
+"""Options that cannot be used with --connect, because the server does not take them from a client."""
 
 _CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
