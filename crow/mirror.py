@@ -123,7 +123,7 @@ class MirrorFolder:
 
 
 def file_name(session_id: str) -> str:
-    """Return the name of a session's file. Different ids get different names, even on a file system that ignores case."""
+    """Return the name of a session's file. Different ids get different names, even if the file system ignores case."""
     if _PLAIN_NAME.fullmatch(session_id):
         return f"{session_id}.jsonl"
     digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
