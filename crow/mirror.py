@@ -166,7 +166,9 @@ class MirrorWriter:
             await self.update(session_id)
             if self.is_closing:
                 return
-            await asyncio.sleep(min(0.2, time.monotonic() - began))  # a first start must leave time for prompts
+            await asyncio.sleep(
+                min(0.2, time.monotonic() - began)
+            )  # a first start writes all sessions; leave time for prompts
         await self.remove_deleted()
         if written:
             state[self._source.database] = max(0, max(written.values()) - _SPARE)

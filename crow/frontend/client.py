@@ -154,7 +154,7 @@ class SessionClient:
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
             for call in cursor.calls.keys() - going:
-                if call.assistant not in own:  # it ended while the client was away
+                if call.assistant not in own:  # a subagent made this call, and it ended meanwhile
                     result = missed.results.get(call)
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_shown(view.end_missed(call, body))

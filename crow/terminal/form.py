@@ -31,7 +31,7 @@ class FormField:
     title: str
     """Shown when the value is asked for."""
     description: str
-    """Shown above that. May be empty."""
+    """Shown above the title. May be empty."""
     kind: str
     """The JSON type of the value: one of `_KINDS`."""
     is_required: bool

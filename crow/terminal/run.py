@@ -336,7 +336,7 @@ class _RunClient:
     ) -> None:
         turn, row = self._turn, await self._stored(connection)
         tokens_in, tokens_out = turn.tokens_in, turn.tokens_out
-        if row is not None and before is not None:  # with those of subagents and summaries
+        if row is not None and before is not None:  # these counts include subagents and summaries
             tokens_in, tokens_out = row.tokens_in - before.tokens_in, row.tokens_out - before.tokens_out
         result: dict[str, Any] = {
             "sessionId": self._session_id,
