@@ -108,9 +108,13 @@ class Wiring:
         self._mirror: Mirror | None = None
         self._gateways = Gateways()
         self._is_rerouted = False
+        """Whether the client has changed an endpoint since the last call of `_reload_if_changed`."""
         self._generation = 0
+        """The number of times that the models have been retired."""
         self._models: dict[str, Model] = {}
+        """The open models, by their names."""
         self._retired_models: list[Model] = []
+        """Models that no new turn uses, although running turns may use them."""
         self._imports = BackgroundImport(partial(adapters.prepare_prompts, loaded.paths.programs, loaded.settings))
         self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(
@@ -280,7 +284,7 @@ class Wiring:
             self._mask([key])
 
     def _note_secret(self, secret: str) -> None:
-        """Hide a credential for a host, also in the results of tools. Other than a key, child processes may have it."""
+        """Hide a credential for a host, also in the results of tools. Unlike a key, child processes may have it."""
         keys = self._loaded.keys
         if secret not in keys.others:
             self._loaded = replace(self._loaded, keys=replace(keys, others=(*keys.others, secret)))

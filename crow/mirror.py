@@ -40,13 +40,14 @@ except ModuleNotFoundError:  # Windows
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
-"""The mirror waits so long after an entry, so that it writes the entries of a step together and not beside them."""
+"""The mirror waits this many seconds after an entry was stored, so that it writes the entries of a step together, and
+not while the step still runs."""
 
 _STATE = ".crow-mirror.json"
 _LOCK = ".crow-mirror.lock"
 _SPARE = 1_000
-"""At the next start, so many of the newest entries are checked again: a database server may finish writing an entry
-after one with a higher id."""
+"""The mirror checks this many of the newest entries again at its next start, because a database server may finish
+writing an entry after one with a higher id."""
 
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,119}")
 _HEAD_BYTES = 64 * 1024
@@ -56,9 +57,10 @@ _ENTRY_ID = re.compile(rb'\{"id": ([0-9]{1,19}),')
 
 
 class MirrorFolder:
-    """The directory. Files are opened relative to it, and never through links: nothing outside of it is written.
+    """The directory of a mirror. Files are opened relative to it, and never through links, so nothing outside of the
+    directory is written.
 
-    Whoever opens it must close it.
+    The caller must close it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,6 +72,7 @@ class MirrorFolder:
             raise PermissionError(1, "it belongs to another user", str(path))
 
     def close(self) -> None:
+        """Close the directory. Open files stay open."""
         os.close(self._handle)
 
     @contextmanager
@@ -82,9 +85,9 @@ class MirrorFolder:
 
     @contextmanager
     def opened(self, name: str, *, is_new: bool = False) -> Iterator[BinaryIO]:
-        """Open a file for reading and writing, and create it if there is none. With `is_new`, what it had is lost.
+        """Open a file for reading and writing, and create it if there is none. With `is_new`, empty the file first.
 
-        :raises OSError: it is a link, has a second name, or is not a regular file.
+        :raises OSError: the file is a link, has a second name, or is not a regular file of this user.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(name, flags, 0o600, dir_fd=self._handle)
@@ -98,9 +101,11 @@ class MirrorFolder:
             yield file
 
     def rename(self, name: str, new_name: str) -> None:
+        """Rename a file. A file that has the new name is replaced."""
         os.rename(name, new_name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
 
     def remove(self, name: str) -> None:
+        """Remove a file. Do nothing if there is none with this name."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._handle)
 
@@ -109,6 +114,7 @@ class MirrorFolder:
         return [name for name in os.listdir(self._handle) if name.endswith(".jsonl")]
 
     def exists(self, name: str) -> bool:
+        """Return whether there is a file or a link with this name."""
         try:
             os.stat(name, dir_fd=self._handle, follow_symlinks=False)
         except FileNotFoundError:
@@ -117,7 +123,7 @@ class MirrorFolder:
 
 
 def file_name(session_id: str) -> str:
-    """Return the name of a session's file. Ids differ in the names, also where case does not matter."""
+    """Return the name of a session's file. Different ids get different names, even if the file system ignores case."""
     if _PLAIN_NAME.fullmatch(session_id):
         return f"{session_id}.jsonl"
     digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -126,7 +132,7 @@ def file_name(session_id: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorSource:
-    """What a mirror shows."""
+    """The database that a mirror shows."""
 
     open: Callable[[], Awaitable[tuple[Store, Admin]]]
     """Opens the database for reading."""
@@ -141,7 +147,7 @@ class MirrorWriter:
 
     def __init__(self, folder: MirrorFolder, store: Store, admin: Admin, source: MirrorSource) -> None:
         self.is_closing = False
-        """Set to leave old sessions to the next start."""
+        """Set when the process ends: `catch_up` then leaves the rest of its work to the next start."""
         self.is_stopping = False
         """Set to end all work after the current batch."""
         self._folder = folder
@@ -160,7 +166,9 @@ class MirrorWriter:
             await self.update(session_id)
             if self.is_closing:
                 return
-            await asyncio.sleep(min(0.2, time.monotonic() - began))  # a first start must leave time for prompts
+            await asyncio.sleep(
+                min(0.2, time.monotonic() - began)
+            )  # a first start writes all sessions; leave time for prompts
         await self.remove_deleted()
         if written:
             state[self._source.database] = max(0, max(written.values()) - _SPARE)
@@ -170,7 +178,8 @@ class MirrorWriter:
                 self._folder.rename(f"{_STATE}.new", _STATE)
 
     async def update(self, session_id: str) -> None:
-        """Append the new entries of a session to its file. A file that is not the session's is left alone."""
+        """Append the new entries of a session to its file. Do not change a file that was written for another session or
+        another database."""
         try:
             row = await self._store.session(session_id)
             with self._folder.locked():
@@ -183,7 +192,7 @@ class MirrorWriter:
     async def _write(self, row: SessionRow) -> None:
         name = file_name(row.id)
         if not self._folder.exists(name):
-            part = f".{name}.part"  # the file appears when it has all that other sessions have stored
+            part = f".{name}.part"  # renamed when it has all entries of the sessions from which this one was forked
             with self._folder.opened(part, is_new=True) as file:
                 file.write(session_line(row, self._source.database, self._source.redact()).encode())
                 if row.forked_from is not None:

@@ -1,4 +1,4 @@
-"""Standard output that says in one sentence why it cannot be written, on every path out of a command."""
+"""Replaces standard output, so that each command says in one sentence why its output could not be written."""
 
 from __future__ import annotations
 

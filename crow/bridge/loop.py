@@ -161,12 +161,12 @@ class Bridge:
 
     @property
     def is_connected(self) -> bool:
-        """Whether messages reach the server now. Another thread may ask."""
+        """Whether messages reach the server now. Any thread may read this property."""
         return self._gone_since is None
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, as soon as it is known. Another thread may ask."""
+        """The exit code. None while the bridge runs. Any thread may read this property."""
         return self._exit_code
 
     def _set_gone_since(self, time_s: float | None) -> None:

@@ -23,10 +23,10 @@ from crow.tools.servers import StdioServer
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 _INDENT = 25
-"""The columns before the words of a finding."""
+"""The number of columns before the words of a finding."""
 
 _WIDE = 60
-"""The width of a terminal from which all lines of a finding are indented so far."""
+"""In a terminal of at least this many columns, all lines of a finding are indented by `_INDENT` columns."""
 
 
 def doctor(options: argparse.Namespace) -> int:

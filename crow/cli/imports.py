@@ -77,9 +77,13 @@ class _ImportRun:
         self._context = context
         self._scan = scan
         self._new: list[tuple[str, str, int]] = []
+        """The id, the tool and the number of entries of each imported session."""
         self._known: dict[str, int] = {}
+        """How many sessions of each tool the database already had."""
         self._counted: set[str] = set()
+        """The ids of the sessions that `_known` counted before the import."""
         self._empty = 0
+        """The number of sessions without messages."""
 
     async def run(self) -> None:
         """Import all sessions that the database does not have yet, and show the progress if stderr is a terminal."""

@@ -323,7 +323,7 @@ class ShownCalls:
 
     def finish(self, result: ToolResult) -> Iterator[Update]:
         """Show the result of a call."""
-        if self._is_reading:  # calls stay in call order, whichever ends first
+        if self._is_reading:  # show calls in call order, even if a later call ends first
             for call, earlier in self._open.items():
                 if call == result.call:
                     break

@@ -30,6 +30,9 @@ HISTORY = {"history": True}
 """The mark in `_meta` of an update that a load sends to a client of version 2 of the protocol. `Translation` in
 `crow.frontend.v2` reads it."""
 
+_MAX_DEPTH = 16
+"""A load shows subagents of subagents down to this depth. Sessions in an imported file may be their own ancestors."""
+
 
 class SessionClient:
     """One client of one session: sends what the client's view of the feed shows, and asks the client's user.
@@ -151,7 +154,7 @@ class SessionClient:
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
             for call in cursor.calls.keys() - going:
-                if call.assistant not in own:  # it ended while the client was away
+                if call.assistant not in own:  # a subagent made this call, and it ended meanwhile
                     result = missed.results.get(call)
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_shown(view.end_missed(call, body))
@@ -310,9 +313,10 @@ class _ShownSubagents:
         """Return the client of the subagent that made the call, or None if no subagent of this session made it."""
         return next((subagent for subagent in self.running.values() if subagent.view.calls.knows(call)), None)
 
-    async def load(self, store: Store, family: Family, limits: ViewLimits) -> None:
-        """Announce the session's subagents and send their logs. Must be called before the session itself is loaded."""
-        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
+    async def load(self, store: Store, family: Family, limits: ViewLimits, *, depth: int = _MAX_DEPTH) -> None:
+        """Announce the session's subagents and send their logs, down to subagents of subagents at `depth`. Must be
+        called before the session itself is loaded."""
+        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt and depth]
         for index, row in enumerate(rows):
             running, state = self.running.get(row.id), row.state
             if running is None and state == "running":  # the process of the subagent may have died
@@ -329,7 +333,7 @@ class _ShownSubagents:
                 continue
             client = running or self._new_client(row.id, Feed(row.id))
             own, is_running = Family(session_id=row.id, parent_id=self._session_id), running is not None
-            await client.subagents.load(store, own, limits)
+            await client.subagents.load(store, own, limits, depth=depth - 1)
             history = store.history(row.id, result_bytes=limits.result_bytes)
             view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023
             family.tasks |= own.tasks

@@ -427,7 +427,7 @@ class SessionClients(_ClientGroup):
         """See `_ClientGroup`."""
         match event:
             case SessionListChanged() if self.announce is not None:
-                self.announce(event)  # also to the clients of this session
+                self.announce(event)  # it also tells the clients of this session
                 return
             case TitleChanged(title=title) if self.announce is not None:
                 self.announce(SessionListChanged(session_id=self._session_id, change="renamed", title=title))

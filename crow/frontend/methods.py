@@ -345,7 +345,8 @@ class Methods:
     async def _locked(self, session_id: str) -> AsyncIterator[ConnectionSession]:
         """Yield an open session that this client may change, and keep it open during the block. :raises CrowError: see
         `writable`."""
-        await self.sessions.store.require(session_id, "write")  # others must not notice whether the session is locked
+        # Checked first, so that a user without access cannot find out whether the session is locked.
+        await self.sessions.store.require(session_id, "write")
         async with self.host.lock(session_id):
             opened = self.sessions.opened(session_id)
             self.sessions.refuse_watcher(session_id)

@@ -91,9 +91,8 @@ class SessionOpener:
         request = self._with_programs(request)
         self._sessions.requester.check(request)
         store = await self._sessions.store.get()
-        await self._sessions.store.require(
-            session_id, "read"
-        )  # others must not notice whether the session is open or locked
+        # Checked first, so that a user without access cannot find out whether the session is open or locked.
+        await self._sessions.store.require(session_id, "read")
         self._host.refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self._host.lock(session_id):
@@ -195,7 +194,7 @@ class SessionOpener:
             await hosted.session.branch.try_to_settle()
             if self._host.is_lasting:
                 row = await store.session(session_id)
-                if hosted.follower is not None:  # the client may have been sent more by another process
+                if hosted.follower is not None:  # another process may have sent the client more than is shown here
                     await hosted.follower.catch_up(row)
         return hosted
 

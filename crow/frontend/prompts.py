@@ -23,7 +23,7 @@ MAX_KEPT = 1_000
 results."""
 
 PromptKey: TypeAlias = tuple[str, str, RequestId]
-"""What identifies a prompt request: the connection id of its client, the id of its session, and the id of the
+"""Identifies a prompt request: the connection id of its client, the id of its session, and the id of the
 request."""
 
 

@@ -36,7 +36,7 @@ class ConnectionSession:
     session: Session
     """The session."""
     hosted: HostSession
-    """What all its clients share."""
+    """The session and its clients, as all connections share them."""
     queue: ClientQueue
     """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
@@ -157,7 +157,8 @@ class ConnectionSessions:
 
         :raises NoSuchSession: this connection has not opened the session.
         """
-        await self.store.require(session_id, "read")  # others must not notice whether the session is locked
+        # Checked first, so that a user without access cannot find out whether the session is locked.
+        await self.store.require(session_id, "read")
         async with self.host.lock(session_id):
             opened = self.opened(session_id)
             if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):

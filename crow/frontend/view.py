@@ -60,7 +60,7 @@ class _Place:
     entry: int
     """The id of the newest entry that was shown completely. 0 if there is none."""
     pieces: int = 0
-    """How many updates of the next entry were shown, if that entry takes several."""
+    """How many updates of the next entry were shown. Only the kinds in `PIECEMEAL` are counted."""
     skipped: int = 0
     """How many updates of the next entry the client got before it came back."""
     closed: int = 0
@@ -279,7 +279,7 @@ class View:
                 self._emit_pieces(*self._remark(message_id, text))
             case entries.Custom(is_shown=True, namespace=namespace, text=text, message_id=message_id):
                 self._emit_each(self.calls.show())
-                words = f"\n\n{text}" if namespace == RECEIPT else text  # a receipt follows an answer
+                words = f"\n\n{text}" if namespace == RECEIPT else text  # separate it from the answer
                 self._emit_pieces(*self._remark(message_id, words))
             case entries.Command(text=text, answer=answer, message_id=message_id):
                 self._emit_each(self.calls.show())
@@ -305,7 +305,7 @@ class View:
         if self.unfinished not in ("", answer.message_id):
             self._tell_lost(entry)
         text = answer.text
-        if self.is_reading and answer.finish == "interrupted":  # live, the end of the turn says it
+        if self.is_reading and answer.finish == "interrupted":  # a live client learns this from the end of the turn
             text = interrupted_text(answer) if text.strip() else INTERRUPTED
         is_known = self._growing.message == answer.message_id
         self._over.forget(answer.message_id)  # a damaged log may use an id twice

@@ -102,7 +102,7 @@ class Refused(Exception):
         self.status = status
         """The HTTP status."""
         self.reason = reason
-        """The label in the metrics."""
+        """Why, as a label in metrics and logs, such as `token`."""
         self.retry_after_s = retry_after_s
 
     def response(self) -> Response:

@@ -18,7 +18,7 @@ _OPENERS = ("xdg-open", "wslview", "open")
 
 
 def open_page(url: str, programs: Programs = SYSTEM_PROGRAMS) -> bool:
-    """Open a page, and return whether a program took it. This call blocks for at most 5 s.
+    """Open a page, and return whether a program took it. This call blocks for at most 5 s per program that it tries.
 
     The user may name browsers in BROWSER, separated by colons. Otherwise, one of `programs` opens the page.
     """

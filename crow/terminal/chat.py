@@ -690,7 +690,7 @@ class _Chat:
         if self._is_prompting:
             await self._screen.print_rendered(text)
             return
-        lines, end, self._unfinished = text.rpartition("\n")  # the prompt is drawn over a line that has not ended
+        lines, end, self._unfinished = text.rpartition("\n")  # the prompt would overwrite an unfinished line
         if end:
             async with self._keyboard.set_aside():
                 await self._screen.print_rendered(lines + end)

@@ -62,7 +62,7 @@ class Display:
         self.block = ""
         """The kind of the newest block."""
         self.calls: dict[str, dict[str, Any]] = {}
-        """The calls that have not ended, by id, with all that their updates said."""
+        """The calls that have not ended, by id, each with the newest value of every member of its updates."""
         self._running: dict[str, str] = {}
         """The output so far of the commands that run, by the ids of their calls."""
 

@@ -12,9 +12,11 @@ _CHECKED = (
     *("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "items"),
     *("oneOf", "anyOf", "const"),
 )
-_MAX_DEPTH = 8
 """The keywords of JSON Schema that crow checks. The server has to check all other keywords, because checking some of
 them (such as `pattern`) may take long."""
+
+_MAX_DEPTH = 8
+"""Crow checks schemas inside of schemas down to this depth."""
 
 _KINDS = ("string", "number", "integer", "boolean", "array")
 _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
@@ -25,14 +27,21 @@ class FormField:
     """A field of a form."""
 
     name: str
+    """The key of the field's value in the answer."""
     title: str
+    """Shown when the value is asked for."""
     description: str
+    """Shown above the title. May be empty."""
     kind: str
+    """The JSON type of the value: one of `_KINDS`."""
     is_required: bool
+    """Whether the field must have a value."""
     default: Any
+    """The server's default as JSON. None if there is none."""
     choices: tuple[tuple[str, str], ...]
     """The allowed values, each with a name for the user. Without choices, every value of `kind` is allowed."""
     schema: Mapping[str, Any]
+    """The field's JSON Schema, as the server sent it."""
 
     @property
     def default_text(self) -> str:

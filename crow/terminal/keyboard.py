@@ -55,7 +55,7 @@ _ESCAPE, _END = "escape", "end"
 _LEAVING = "Press Ctrl-C again to leave. Everything is kept."
 
 _PASTED_LINES, _PASTED_CHARS = 10, 2_000
-"""The line editor shows a mark in the place of a pasted text that is longer."""
+"""The line editor shows a mark in place of a pasted text that has more lines or more characters."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
@@ -108,7 +108,7 @@ class Keyboard(Protocol):
 
     def collect(self, typed: TypedText, changed: Callable[[tuple[str, ...]], object]) -> Any:
         """Return a context manager. During its block, what the user types goes to `typed`. After each key, `changed` is
-        called with the texts to send into the running turn. Other methods that read keys come first meanwhile."""
+        called with the texts to send into the running turn. While another method reads keys, they go to that method."""
         ...
 
     @property

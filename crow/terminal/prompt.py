@@ -40,6 +40,7 @@ def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def text_block(text: str) -> dict[str, Any]:
+    """Return the content block of a text."""
     return {"type": "text", "text": text}
 
 
@@ -60,6 +61,8 @@ def _read_stdin() -> str:
 
 
 def read_text(option: str, path: str) -> str:
+    """Return the text of the file that `option` names. :raises ArgumentError: the file cannot be read, is too large, or
+    is not text."""
     try:
         with open(path, "rb") as file:
             data = file.read(_INPUT_BYTES + 1)
@@ -70,9 +73,12 @@ def read_text(option: str, path: str) -> str:
     return _decoded(f"{option} {path}", data)
 
 
-def _decoded(what: str, data: bytes) -> str:
+def _decoded(source: str, data: bytes) -> str:
+    """Return `data` as text. `source` says in errors where it comes from. :raises ArgumentError: it is not text."""
     if b"\0" in data:
-        raise ArgumentError(f"{what} is not text: it has a zero byte. For a binary file, write its path in the prompt.")
+        raise ArgumentError(
+            f"{source} is not text: it has a zero byte. For a binary file, write its path in the prompt."
+        )
     return data.decode("utf-8", "replace")
 
 
@@ -96,6 +102,8 @@ def _file_block(path: str) -> dict[str, Any]:
 
 
 def _image_block(path: str) -> dict[str, Any]:
+    """Return the content block of an image. :raises ArgumentError: the file is not an image that crow sends, cannot be
+    read, or is too large."""
     mime_type = _IMAGE_TYPES.get(Path(path).suffix.lower())
     if mime_type is None:
         raise ArgumentError(f"--image {path}: expected a file that ends with {', '.join(_IMAGE_TYPES)}.")

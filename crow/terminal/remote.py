@@ -37,7 +37,7 @@ _MAX_QUESTIONS = 50
 _LEAVE_S = 2.0
 
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What code raises that reads a message of an unexpected form."""
+"""The errors of code that reads a message of an unexpected form."""
 
 
 class RemoteClient(TerminalClient, Protocol):
@@ -232,7 +232,7 @@ class RemoteConnection:
                 await self._handle(message)
                 if self._arrived.empty():
                     self._withdrawn.clear()
-                await asyncio.sleep(0)  # what the message has started comes first
+                await asyncio.sleep(0)  # let the task that the message has started run first
         finally:
             self.ended.set()
             for response in self._waiting.values():

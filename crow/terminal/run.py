@@ -44,7 +44,7 @@ _EXIT_CODES = f"""exit codes:
 _SCHEMA_TRIES = 3
 
 _LOCAL_OPTIONS = ("base_url", "allow", "max_steps", "require_verified")
-"""What only a crow in this process can do."""
+"""Options that cannot be used with --connect, because the server does not take them from a client."""
 
 _CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -336,7 +336,7 @@ class _RunClient:
     ) -> None:
         turn, row = self._turn, await self._stored(connection)
         tokens_in, tokens_out = turn.tokens_in, turn.tokens_out
-        if row is not None and before is not None:  # with those of subagents and summaries
+        if row is not None and before is not None:  # these counts include subagents and summaries
             tokens_in, tokens_out = row.tokens_in - before.tokens_in, row.tokens_out - before.tokens_out
         result: dict[str, Any] = {
             "sessionId": self._session_id,

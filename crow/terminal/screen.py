@@ -102,7 +102,9 @@ class Screen:
         lead = "" if self._at_line_start else "\n"
         self._at_line_start = True
         with suppress(OSError):
-            shown = safe(line).replace("\n", "\n  ")  # no line of others begins like one of crow
+            shown = safe(line).replace(
+                "\n", "\n  "
+            )  # a line end in the text must not begin a line that looks like crow's own
             await write(sys.stderr, f"{lead}{shown}\n")
 
     async def end_line(self) -> None:

@@ -9,14 +9,15 @@ from crow.terminal.render import cut
 
 _HINTS = ("Esc stops · type to queue or steer", "Esc stops", "")
 _LABEL_COLUMNS = 24
-"""The columns that a label gets before anything else is left out for it."""
+"""A label gets at least this many columns if it needs them. Other parts of the line are left out for it."""
 
 
 def status_line(label: str, columns: int, *, seconds: float, tokens: int, mode: str, is_stopping: bool) -> str:
-    """Return what the turn does, for how long it has run, the tokens in the model's context, the mode, and which keys
-    work now. The text fits into so many columns: first the hints are left out or shortened, then the rest.
+    """Return the line: `label`, which says what the turn does, the duration of the turn, the number of tokens in the
+    model's context, the mode, and the keys that work now.
 
-    `tokens` is 0 if it is not known. If `is_stopping` is true, the label says which keys work.
+    The line has at most `columns` columns. If it is too long, the keys are shortened or left out first, then the other
+    parts. `tokens` is 0 if the number is not known. If `is_stopping` is true, the label already names the keys.
     """
     label = label or "Working"
     facts = [_duration(seconds), f"{_count(tokens)} tokens" if tokens else "", mode]
@@ -29,8 +30,8 @@ def status_line(label: str, columns: int, *, seconds: float, tokens: int, mode: 
 
 
 def notification(words: str, terminal: str, *, has_styles: bool) -> str:
-    """Return what makes a terminal of this kind (TERM) call the user: the bell, and with styles also a notification
-    with these words. A terminal without notifications ignores it."""
+    """Return the control characters with which a terminal of the kind `terminal` (TERM) calls the user: the bell and,
+    with styles, a notification with these words. A terminal without notifications ignores that part."""
     if not has_styles or terminal == "linux":
         return "\a"
     return f"\x1b]9;{safe(words)}\x07\a"

@@ -34,7 +34,9 @@ class TypedText:
     """
 
     line: str = ""
+    """The line in progress. It may contain line ends."""
     queue: list[str] = field(default_factory=list)
+    """The texts that wait for the end of the turn, oldest first."""
     is_stop_asked: bool = False
     """Whether the last key was Esc without any text."""
     is_mode_asked: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from crow.adapters import open_admin
 from crow.domain.entries import Entry
 from crow.frontend.requester import Requester
 from crow.protocol.frames import RequestError
 from crow.store import Store
+from crow.store.admin import ImportDefaults
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import shared
@@ -90,3 +93,24 @@ async def test_a_session_keeps_the_client_that_created_it_if_another_one_opens_i
         session = await ann.new(_meta=alias)
         assert await bob.new(_meta=alias) == session
         assert host.host.open[session].session.branch.row.config["client"] == {"name": "ann", "version": "1"}
+
+
+async def test_an_imported_session_that_is_its_own_subagent_is_loaded(tmp_path: Path) -> None:
+    times = {"created_ms": 1, "updated_ms": 1}
+    session = {"id": "loop", "parent_id": "loop", "forked_from": None, "cwd": "/", "title": "", "title_by_user": False}
+    entry = {"id": 1, "parent": None, "session": "loop", "turn": 1, "model": "", "usage": None, "cost": None}
+    body = {"parts": [{"type": "text", "text": "hello"}], "message_id": "m", "cut": None, "name": None}
+    lines: Sequence[dict[str, object]] = (
+        {"type": "crow", "format": 1},
+        {"type": "conversation", "created_ms": 1},
+        {"type": "session", "leaf": 1, "turn": 1, "listed": True, "archived": False} | session | times,
+        {"type": "entry", "kind": "user", "body": body, "estimate": 6, "created_ms": 1} | entry,
+        {"type": "end", "lines": 4, "sha256": None},
+    )
+    file = tmp_path / "loop.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    async with shared(tmp_path) as host:
+        ann = await host.client(capabilities={"subagents": {}})
+        await open_admin(await host.host.store()).import_file(file, ImportDefaults(model="", mode="ask"))
+        await ann.open("session/load", "loop")
+        assert {each["sessionId"] for each in ann.updates} == {"loop"}

@@ -123,7 +123,7 @@ def test_every_test_that_the_threats_name_exists() -> None:
     named = {test for row in rows for test in re.findall(r"`(test_\w+)`", row)}
     tests = {
         name
-        for path in (ROOT / "tests").rglob("test_*.py")
+        for path in (ROOT / "tests").rglob("*.py")
         for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE)
     }
     assert named - tests == set()

@@ -75,6 +75,44 @@ async def test_a_person_prompts_and_answers_in_the_page(
         assert browser.errors == []
 
 
+async def test_the_whole_output_of_a_command_is_shown(server: ServerProcess, tmp_path: Path) -> None:
+    async with Chromium() as browser:
+        await start_session(browser, server, tmp_path / "work")
+        await send(browser, "run echo first; while [ ! -e go ]; do sleep 0.1; done; echo second")
+        await browser.wait_for("document.querySelector('.question button')")
+        await browser.run("document.querySelector('.question button').click()")
+        await browser.wait_for("document.querySelector('#log details pre')?.textContent.includes('first')")
+        (tmp_path / "work" / "go").touch()
+        await browser.wait_for("current.unanswered.size === 0 && !current.isRunning")
+        assert await browser.run("document.querySelector('#log details pre').textContent") == "first\nsecond"
+
+
+async def test_each_question_about_a_running_call_is_shown_until_it_is_answered(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    async with Chromium() as browser:
+        await start_session(browser, server, tmp_path / "work")
+        await browser.run(
+            "window.about = (id, title) => ask({ id, params: { sessionId: current.id, toolCall: { title, toolCallId: "
+            "'c' }, options: [{ optionId: 'allow_once', kind: 'allow_once', name: 'Allow' }] } });"
+            "window.shown = () => [...document.querySelectorAll('.question h2')].map((each) => each.textContent);"
+        )
+        await browser.run("about('q1', 'host A'); document.querySelector('.question button').click()")
+        await browser.run("about('q2', 'host B')")
+        assert await browser.run("shown()") == ["host B"]
+        await browser.run(
+            "onNotification({ method: 'session/update', params: { sessionId: current.id, update: "
+            "{ sessionUpdate: 'tool_call_update', toolCallId: 'c', status: 'in_progress' } } })"
+        )
+        assert await browser.run("shown()") == ["host B"]
+        await browser.run("document.querySelector('.question button').click(); connection.socket.close()")
+        await browser.wait_for("connection.isOpen && current.isOpen")
+        await browser.run("about('q3', 'host B')")
+        assert await browser.run("shown()") == []
+        await browser.run("about('q4', 'host B')")
+        assert await browser.run("shown()") == ["host B"]
+
+
 async def test_a_question_is_shown_within_200_ms(server: ServerProcess, tmp_path: Path) -> None:
     async with Chromium() as browser:
         await start_session(browser, server, tmp_path / "work")

@@ -157,7 +157,8 @@ class Session {
   showCall(update) {
     const known = this.calls.get(update.toolCallId);
     const call = { ...(known ? known.call : {}), ...update };
-    if (known && update._meta === undefined) call._meta = known.call._meta;
+    // Each update has only the new part of a command's output.
+    call.output = (known ? known.call.output : "") + (update._meta?.terminal_output?.data ?? "");
     const element = known ? known.element : make("details");
     if (!known) this.log.append(element);
     this.calls.set(update.toolCallId, { call, element });
@@ -198,8 +199,7 @@ function contentOf(call) {
     else if (part.type === "content" && part.content.type === "text") made.push(make("pre", "", part.content.text));
     else if (part.type === "content") made.push(make("p", "", `[${part.content.type}]`));
   }
-  const output = call._meta && call._meta.terminal_output;
-  if (output && output.data) made.push(make("pre", "", output.data));
+  if (call.output) made.push(make("pre", "", call.output));
   return made;
 }
 
@@ -223,15 +223,21 @@ function diffOf({ path, oldText, newText }) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Questions. An answer that was given while the connection broke is given again when the question comes back.
+// Questions. An answer that was given while the connection broke is given again if the same question comes back on the
+// next connection. A call may ask further questions, and each of them is shown.
 
 const questions = new Map(); // "session call" -> {request, element}
-const given = new Map(); // "session call" -> the result that was sent, until the call goes on
+const given = new Map(); // "session call" -> {result, asked, socket}: the last answer and its question, as text
 
 function ask(request) {
   const { sessionId, toolCall, options } = request.params;
   const key = `${sessionId} ${toolCall.toolCallId}`;
-  if (given.has(key)) return respond(request.id, given.get(key));
+  const asked = JSON.stringify(request.params);
+  const answer = given.get(key);
+  if (answer && answer.asked === asked && answer.socket !== connection.socket) {
+    answer.socket = connection.socket;
+    return respond(request.id, answer.result);
+  }
   forget(key);
   const element = make("form", "question");
   const session = sessions.get(sessionId);
@@ -243,7 +249,7 @@ function ask(request) {
     button.type = "button";
     button.onclick = () => {
       const result = { outcome: { outcome: "selected", optionId: option.optionId } };
-      given.set(key, result);
+      given.set(key, { result, asked, socket: connection.socket });
       forget(key);
       respond(request.id, result);
     };
@@ -463,7 +469,7 @@ function onNotification({ method, params }) {
   if (update.toolCallId && update.status && update.status !== "pending") {
     const key = `${session.id} ${update.toolCallId}`;
     given.delete(key);
-    forget(key);
+    if (update.status === "completed" || update.status === "failed") forget(key); // a running call may be asked about, too
   }
   if (update.sessionUpdate === "session_info_update") showSessions();
   if (session !== current) return;
