@@ -174,7 +174,7 @@ def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays:
     if not window.line_count:
         return f"({name} is empty)"
     if not window.rows:
-        raise ArgumentError(f"line is {window.first}; {name} has only {window.line_count:,} lines")
+        raise ArgumentError(f"line is {window.first}; {name} has only {plural(window.line_count, 'line')}")
     rows: list[str] = []
     chars = 0
     for number, row in enumerate(window.rows, window.first):

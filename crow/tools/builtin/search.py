@@ -40,6 +40,8 @@ _MAX_CONTEXT_LINES = 500
 """With context, there are fewer matches, so that there are at most about this many lines."""
 TIMEOUT_S = 60.0
 _SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
+_PATTERN_CHARS = 20_000
+"""A pattern is a part of a command line, in which nearly all characters take at most 6 bytes. Linux accepts 131,071."""
 _CHECKED_CHARS = 200
 """A pattern with more characters than this is checked only in the scanning program, because compiling a pattern of some
 thousand characters can take seconds."""
@@ -246,7 +248,7 @@ _GREP_SPEC = tool_spec(
     "grep",
     "Search files for lines that match a Python regular expression, except binary files and those that git ignores.",
     required="pattern",
-    pattern=argument("string", minLength=1),
+    pattern=argument("string", minLength=1, maxLength=_PATTERN_CHARS),
     path=argument("string", "A directory or file. Default: the working directory."),
     glob=argument("string", "Only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),

@@ -29,6 +29,8 @@ from crow.tools.network.proxy import Proxy
 _DEFAULT_ACCESS: CommandAccess = "read"
 _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
+_MAX_COMMAND_BYTES = 125_000
+"""Linux accepts no argument of 131,072 bytes. Crow adds some text to the command line."""
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
 """How long the start of a background command waits for its first output, in seconds. Most errors come within it."""
@@ -58,9 +60,19 @@ async def _plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
         access="execute",
         command_access="read" if layered else access,
         requested_access=args.get("access", _DEFAULT_ACCESS),
-        fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
+        fault=_fault_in(args["command"]),
         coverage=Coverage(argument=args["command"]),
     )
+
+
+def _fault_in(command: str) -> str | None:
+    """Return why a command line cannot be run, or None if it can."""
+    if "\0" in command:
+        return "command contains a NUL character; expected a command line"
+    size = len(command.encode())
+    if size > _MAX_COMMAND_BYTES:
+        return f"command has {size:,} bytes, too many for the system; write long text to a file with write_file first"
+    return None
 
 
 async def _effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
@@ -82,8 +94,8 @@ async def _layers_for(context: ToolContext, args: Arguments) -> Layers | None:
 
 async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     command, timeout_s = str(args["command"]), int(args.get("timeout_s", _DEFAULT_TIMEOUT_S))
-    if "\0" in command:
-        raise ArgumentError("command contains a NUL character; expected a command line")
+    if fault := _fault_in(command):
+        raise ArgumentError(fault)
     access = await _effective_access(invocation.context, args)
     layers = await _layers_for(invocation.context, args) if access != "full" else None
     if args.get("background", False):

@@ -456,6 +456,14 @@ async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
     assert secret == f".ssh{os.sep}id:1: needle"
 
 
+async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: OpenBox) -> None:
+    async with open_box() as box:
+        found = await box.run("grep", pattern="x" * 200_000)
+        longest = await box.run("grep", pattern="\u00e9" * 20_000)
+    assert found.text.endswith("; expected text of at most 20,000 characters")
+    assert longest.text.startswith("No matches for")
+
+
 def test_a_pattern_that_gives_nothing_back_is_tried_on_each_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "a.txt", text="abc\nx")
     monkeypatch.chdir(root)
