@@ -12,6 +12,7 @@ import pytest
 
 from crow.frontend.workspace import ClientEditor, EditorRequests, SharedWorkspace
 from crow.protocol.frames import RequestError
+from crow.tools.builtin.text_file import read_text_file
 from crow.tools.workspace import DiskWorkspace
 
 
@@ -61,6 +62,13 @@ async def test_the_unsaved_buffer_is_read(tmp_path: Path) -> None:
     editor = Editor(read=lambda path: f"unsaved {path.name}")
     assert await workspace(tmp_path, editor).read_text(tmp_path / "a") == "unsaved a"
     assert editor.asked == [("fs/read_text_file", {"sessionId": "s", "path": str(tmp_path / "a")})]
+
+
+async def test_an_unsaved_text_with_a_replacement_character_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("saved \ufffd")
+    file = await read_text_file(workspace(tmp_path, Editor(read=lambda _: "unsaved \ufffd")), tmp_path / "a")
+    assert file is not None
+    assert file.text == "unsaved \ufffd"
 
 
 async def test_a_file_that_is_not_on_disk_is_not_found(tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ _PREFIX = "crow-output-"
 _SIGPIPE_CODE = 128 + 13
 """What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
 
+# A string without an end is taken to end with its line, so that it does not hide the output after it.
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements
-    r"|\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
-    r"|[PX^_][^\x1b]*(?:\x1b\\)?"  # other strings for the terminal
+    r"|\](?:[^\x07\x1b]*(?:\x07|\x1b\\)|[^\x07\x1b\n]*)"  # titles, links, the clipboard
+    r"|[PX^_](?:[^\x1b]*\x1b\\|[^\x1b\n]*)"  # other strings for the terminal, such as images
     r"|[ -/]*[0-~])"
 )
 _PASSED = re.compile(

@@ -70,7 +70,10 @@ async def read_text_file(workspace: Workspace, path: Path) -> TextFile | None:
     text = await workspace.read_text(path)
     if "�" not in text and "\0" not in text:
         return TextFile(text=text)
-    return _decode(await workspace.read_bytes(path))
+    saved = _decode(await workspace.read_bytes(path))
+    if saved is not None and saved.is_utf8 and saved.text != text:
+        return TextFile(text=text)  # an open editor has text with U+FFFD that is not saved yet
+    return saved
 
 
 def _decode(data: bytes) -> TextFile | None:

@@ -130,6 +130,8 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
     ("printed", "shown"),
     [
         (r"\033[31mred\033[0m \033]8;;http://x\033\\link\033]8;;\007", "red link"),
+        (r"a \033]0;title\nan error\nb \033Pq\nc", "a \nan error\nb \nc"),
+        (r"a \033]1337;File=:QUJD\nREVG\007b", "a b"),
         (r"  5%%\r 50%%\r100%%\r\ndone", "100%\ndone"),
         (r"windows\r\nline\r\n", "windows\nline"),
         (r"abd\bc", "abc"),
