@@ -377,7 +377,7 @@ class EndpointClient:
             )
         except (ImportError, ValueError, httpx2.InvalidURL) as error:
             # An ImportError means a SOCKS proxy. Some users have one in ALL_PROXY for other programs.
-            reason = "it is a SOCKS proxy" if isinstance(error, ImportError) else str(error)
+            reason = "it is a SOCKS proxy" if isinstance(error, ImportError) else str(error).rstrip(".")
             raise errors.ConfigError(
                 f"The proxy for {self.origin.endpoint} cannot be used: {reason}. Set proxy in config.toml, or "
                 "HTTPS_PROXY and ALL_PROXY in the environment, to the URL of an HTTP proxy, such as "
@@ -459,7 +459,9 @@ class EndpointClient:
         who = self.origin.endpoint
         if isinstance(error, httpx2.TimeoutException):
             return errors.ModelTimeout(f"No connection to {who} within {self.timeouts.connect_s:g} s.")
-        hint = " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
+        hint = " Check the network, the base URL and the proxy, if you use one."
+        if is_local(self._endpoint.base_url):
+            hint = " Is the server running?"
         reason = str(error).rstrip(".") or type(error).__name__
         return errors.NetworkError(f"No connection to {who}: {reason}.{hint}")
 
