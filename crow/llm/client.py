@@ -232,6 +232,7 @@ class EndpointClient:
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
         self.check()
+        words = ""
         for _ in range(MAX_ADAPTATIONS):
             wire = form.dialect.wire
             dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
@@ -256,7 +257,9 @@ class EndpointClient:
                     form.tested.clear()
                     await self.accept(request, form)
                 raise error
-        raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
+            words = response.shown
+        who = self.origin.endpoint
+        raise errors.ProtocolError(f"{who} refused the request in {MAX_ADAPTATIONS} forms. The last reason: {words}.")
 
     def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
