@@ -232,6 +232,7 @@ class EndpointClient:
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
         self.check()
+        words = ""
         for _ in range(MAX_ADAPTATIONS):
             wire = form.dialect.wire
             dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
@@ -256,7 +257,9 @@ class EndpointClient:
                     form.tested.clear()
                     await self.accept(request, form)
                 raise error
-        raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
+            words = response.shown
+        who = self.origin.endpoint
+        raise errors.ProtocolError(f"{who} refused the request in {MAX_ADAPTATIONS} forms. The last reason: {words}.")
 
     def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
@@ -377,7 +380,7 @@ class EndpointClient:
             )
         except (ImportError, ValueError, httpx2.InvalidURL) as error:
             # An ImportError means a SOCKS proxy. Some users have one in ALL_PROXY for other programs.
-            reason = "it is a SOCKS proxy" if isinstance(error, ImportError) else str(error)
+            reason = "it is a SOCKS proxy" if isinstance(error, ImportError) else str(error).rstrip(".")
             raise errors.ConfigError(
                 f"The proxy for {self.origin.endpoint} cannot be used: {reason}. Set proxy in config.toml, or "
                 "HTTPS_PROXY and ALL_PROXY in the environment, to the URL of an HTTP proxy, such as "
@@ -459,7 +462,9 @@ class EndpointClient:
         who = self.origin.endpoint
         if isinstance(error, httpx2.TimeoutException):
             return errors.ModelTimeout(f"No connection to {who} within {self.timeouts.connect_s:g} s.")
-        hint = " Is the server running?" if is_local(self._endpoint.base_url) else " Check the network and base URL."
+        hint = " Check the network, the base URL and the proxy, if you use one."
+        if is_local(self._endpoint.base_url):
+            hint = " Is the server running?"
         reason = str(error).rstrip(".") or type(error).__name__
         return errors.NetworkError(f"No connection to {who}: {reason}.{hint}")
 

@@ -135,9 +135,8 @@ span
 
 A message that matches "overflow" reports an overflow. A message also reports an overflow if it contains a number of
 tokens and matches "window", "request" and "too much", but not "too little". A message that matches "not overflow" never
-reports an overflow, whatever else it matches. Some messages of this kind list "possible causes", because the server
-does not know whether a parameter is bad or the request is too long. Others are about the output limit, or about the
-name or description of a tool.
+reports an overflow, whatever else it matches: it is about the output limit, about the name or description of a tool, or
+it lists "possible causes", because the server does not know whether a parameter is bad or the request is too long.
 
 A message that matches "unclear overflow" may report an overflow. A number directly after a match of "code before" may
 be an error code.

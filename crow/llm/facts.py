@@ -128,7 +128,8 @@ class UsageShape:
     """The token counts that the endpoint reports."""
 
     counts: str
-    """Their names, separated by spaces, such as `input output cached`. Empty if the endpoint reports none."""
+    """The names of the counts, separated by spaces, such as `input output cached`. Empty if the endpoint reports
+    none."""
     learned_on: str
     """The day on which this was learned."""
     times: int = 1

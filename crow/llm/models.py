@@ -176,8 +176,8 @@ class RequestForm:
     """The form in which one request is sent. It changes until the endpoint accepts the request.
 
     The request leaves out the parts in `refused`, and those in `known` that are in neither `tested` nor `restored`. A
-    part that the endpoint refuses by name comes to `refused`. After a refusal that names no part, all parts in `tested`
-    move to `doubted`; if there are none, parts in `known` come to `restored`.
+    part that the endpoint refuses by name is added to `refused`. After a refusal that names no part, all parts in
+    `tested` move to `doubted`; if there are none, parts in `known` are added to `restored`.
     """
 
     session: str

@@ -48,7 +48,7 @@ class ClientCapabilities:
     terminals: bool = False
     """Whether the editor runs commands in its terminals."""
     terminal_output: bool = False
-    """Whether a call can show the output of a command as a terminal, which crow fills."""
+    """Whether the client can show the output of a command, which crow sends, as a terminal within a call."""
     terminal_auth: bool = False
     """Whether the client can start a login in a terminal."""
     terminal_auth_by_meta: bool = False

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from crow.domain.errors import ModelError, ModelTimeout, ProtocolError
-from crow.llm import client
-from tests.llm.chat.test_chat_completions import ASK, ask, asking
+from crow.llm import Retrying, client
+from tests.llm.chat.test_chat_completions import ASK, ask, asking, failure_of
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, failing, sse
 
 
@@ -40,6 +40,15 @@ async def test_an_overload_is_tried_again_whenever_the_rate_limit_resets() -> No
     async with FakeEndpoint() as endpoint, asking(endpoint) as model:
         endpoint.script(reply)
         assert (await ask(model))[1].text == "Hello there."
+
+
+async def test_an_endpoint_that_refuses_many_forms_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_ADAPTATIONS", 1)
+    reply = failing(400, "stream_options is not supported")
+    async with FakeEndpoint(otherwise=reply) as endpoint, asking(endpoint) as model:
+        _, deltas, _ = await failure_of(model)
+    (retry,) = [each for each in deltas if isinstance(each, Retrying)]
+    assert retry.reason.endswith("in 1 forms. The last reason: stream_options is not supported (HTTP 400).")
 
 
 async def failure_to_list(endpoint: FakeEndpoint) -> ModelError:

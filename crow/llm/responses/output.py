@@ -130,11 +130,11 @@ class Outputs:
         known = self._by_id.get((kind, item_id)) if item_id else None
         if known is not None and known.data is not None and known.index != index:
             # A server may give several items the same id.
-            known = known if is_same(_without_id(known.data), _without_id(item)) else None
+            known = known if _is_same(_without_id(known.data), _without_id(item)) else None
         if known is None and index is not None and (at_index := self._by_index.get((kind, index))) is not None:
             # Some servers give all items the same index.
             if at_index.data is not None:
-                is_other = not is_done or not is_same(_without_id(at_index.data), _without_id(item))
+                is_other = not is_done or not _is_same(_without_id(at_index.data), _without_id(item))
             else:
                 is_other = not is_done and at_index.is_announced and item_id != at_index.id
             known = None if is_other else at_index
@@ -317,7 +317,7 @@ def _head(pieces: Iterable[object]) -> str:
     return "".join(head.split())
 
 
-def is_same(one: JsonObject, other: JsonObject) -> bool:
+def _is_same(one: JsonObject, other: JsonObject) -> bool:
     """Return whether two JSON objects are equal. Objects that nest too deep to compare are not."""
     try:
         return one == other

@@ -16,7 +16,7 @@ from crow.llm.arguments import json_text
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error
 from crow.llm.items import Item, stored_items
 from crow.llm.parser import AnswerParser
-from crow.llm.responses.output import CALL_TYPES, Output, Outputs, Part, freeform_property, is_same, text_parts
+from crow.llm.responses.output import CALL_TYPES, Output, Outputs, Part, freeform_property, text_parts
 from crow.llm.tool_calls import PartialCall, finished_calls, new_call_id, tool_name
 from crow.llm.usage import read_usage
 
@@ -65,9 +65,11 @@ class ResponsesParser(AnswerParser):
         self._offered = {tool.name: tool for tool in tools}
         self._new_id = new_id
         self._outputs = Outputs()
-        self._recent: dict[int, dict[str, object]] | None = {}
-        """The newest events by their numbers. None if the server's numbers mean nothing."""
-        self._older: dict[int, dict[str, object]] = {}
+        self._hash = 0
+        """The hash of the data of the event that is being read."""
+        self._recent: dict[int, int] | None = {}
+        """The hashes of the newest events by the events' numbers. None if the server's numbers mean nothing."""
+        self._older: dict[int, int] = {}
         """The events before those in `_recent`."""
         self._open: Part | Output | None = None
         """What the last event added to, if it was a delta."""
@@ -94,9 +96,13 @@ class ResponsesParser(AnswerParser):
     def _end_word(self) -> str | None:
         return self._reason or self._status
 
+    def _read(self, event_data: str) -> None:
+        self._hash = hash(event_data)
+        super()._read(event_data)
+
     def _read_event(self, event: dict[str, object]) -> None:
         number = event.get("sequence_number")
-        if type(number) is int and self._recent is not None and self._is_repeated(number, event):
+        if type(number) is int and self._recent is not None and self._is_repeated(number):
             return
         kind = event.get("type")
         if type(kind) is str and kind in _DELTAS:
@@ -137,16 +143,18 @@ class ResponsesParser(AnswerParser):
             else:
                 self._read_thought(piece)
 
-    def _is_repeated(self, number: int, event: dict[str, object]) -> bool:
+    def _is_repeated(self, number: int) -> bool:
         """Return whether this event has arrived before. If two different events have the same number, the numbers mean
         nothing, and no later event counts as repeated."""
         assert self._recent is not None
-        known = self._recent.get(number) or self._older.get(number)
+        # Wrongly framed data may contain several events. Each of them gets a hash of its own.
+        found, self._hash = self._hash, self._hash + 1
+        known = self._recent.get(number, self._older.get(number))
         if known is None:
-            self._recent[number] = event
+            self._recent[number] = found
             if len(self._recent) > _RECENT:
                 self._recent, self._older = {}, self._recent
-        elif is_same(known, event):
+        elif known == found:
             return True
         else:
             self._recent, self._older = None, {}

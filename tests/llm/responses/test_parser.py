@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -237,6 +238,25 @@ def test_events_of_any_shape_give_an_answer_or_an_error(events: list[dict[str, A
     stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
     outcome = read(Fixture(name="any", stream=stream, tools=tuple(TOOLS.values()), expect={}), [stream])
     assert (outcome.answer is None) == (outcome.error is not None)
+
+
+def test_events_with_one_number_in_one_piece_of_data_are_all_read() -> None:
+    parser, kind = ResponsesParser(), "response.output_text.delta"
+    events = [json.dumps({"type": kind, "sequence_number": 0, "item_id": "m", "delta": text}) for text in ("A", "B")]
+    parser.feed(["\n".join(events)])
+    assert parser.partial().text == "AB"
+
+
+def test_large_events_of_unknown_kinds_are_not_kept() -> None:
+    parser = ResponsesParser()
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            event = {"type": "response.unknown", "sequence_number": number, "more": [f"{number}"] * 100_000}
+            parser.feed([json.dumps(event)])
+        assert tracemalloc.get_traced_memory()[0] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.long
