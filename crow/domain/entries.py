@@ -425,7 +425,7 @@ class Custom:
     """If set, the model sees `text`."""
     message_id: str = ""
     data: JsonObject = field(default_factory=dict)
-    """Only stored."""
+    """Stored with the entry. Neither the user nor the model sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,10 +92,12 @@ class BetweenTurns:
                 return
             self._attempted_at = position
             self._next_attempt = compactor.gauge.used() + compactor.gauge.limits().room // 10
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, model, tasks.cancel_scope)
-                self._prepared = await compactor.prepare()
-                tasks.cancel_scope.cancel()
+            with anyio.CancelScope() as scope:
+                watch = BackgroundTask(self._tasks, partial(self._watch, model, scope))
+                try:
+                    self._prepared = await compactor.prepare()
+                finally:
+                    watch.cancel()
             await self._conversation.branch.store_requests()
         except StoreError as error:  # usually because another process runs a turn; the usage is stored later
             logger.info("Session %s: no summary was written early: %s", self._conversation.branch.row.id, error)

@@ -51,7 +51,8 @@ _CUT = (
 
 
 class TurnRunner:
-    """Runs turns on the session's branch."""
+    """Prepares and runs the turns and commands of one session. It has what they share: tools, subagents, the inbox of
+    background work, permissions and the cost limits."""
 
     def __init__(
         self,

@@ -86,6 +86,8 @@ class RunningTask:
 
     branch: Branch
     kind: Speciality
+    tools: ToolSubset
+    client: _SubagentClient
     is_background: bool = False
     """Whether the turn that gave the task goes on without waiting for it."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -130,7 +132,7 @@ class Subagents:
             )
         self.started[turn] += 1
         if task.background:
-            return await self._start(call_id, task, toolbox)
+            return await self._start(call_id, task, toolbox, on_output)
         async with _SLOTS.slot(self.parent):
             return await self._delegate(call_id, task, toolbox, on_output)
 
@@ -164,36 +166,22 @@ class Subagents:
             raise ArgumentError(f'task: this session has no task "{task_id}"')
 
     async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
-        kind = await self._kind(task)
-        tools = self._tools(task, kind, toolbox)
-        client: _SubagentClient
-        if self.client.shows_subagents:
-            client = _ShownSubagentClient(self.client, self.log, call_id)
-        else:
-            client = _SubagentClient(self.client, self.log, on_output)
-        running = await self._open(task, client, kind)
+        running = await self._open(call_id, task, toolbox, on_output)
         branch, cost = running.branch, running.branch.row.cost
         try:
             with running.scope:
-                await self._begin(branch, task, client)
-                await self._work(running, tools, client)
+                await self._begin(running, task)
+                await self._work(running)
             spent = round(branch.row.cost - cost, 12)
-            changes = await self._changes(running, tools)
-            return replace(client.result(branch.row.id, branch.usage.turn, spent or None), changes=changes)
+            changes = await self._changes(running)
+            return replace(running.client.result(branch.row.id, branch.usage.turn, spent or None), changes=changes)
         finally:
-            await self._forget(running, client)
+            await self._forget(running)
 
-    async def _start(self, call_id: str, task: Task, toolbox: Toolbox) -> SubagentResult:
+    async def _start(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Start a task in the background."""
-        kind = await self._kind(task)
-        tools = self._tools(task, kind, toolbox)
-        client: _SubagentClient
-        if self.client.shows_subagents:
-            client = _ShownSubagentClient(self.client, self.log, call_id, is_background=True)
-        else:
-            client = _HiddenSubagentClient(self.client, self.log, None)
-        running = await self._open(task, client, kind)
-        branch, task_id = running.branch, running.branch.row.id
+        running = await self._open(call_id, task, toolbox, on_output)
+        task_id = running.branch.row.id
         try:
             words = f'{TASK_WORDS}"{task.title}" ({task_id}), which you started in the background,'
             with anyio.CancelScope(shield=True):
@@ -201,27 +189,25 @@ class Subagents:
                     call_id,
                     f"{words} was interrupted, because crow ended while it worked.{resume_hint(task_id)}",
                 )
-            await self._begin(branch, task, client)
+            await self._begin(running, task)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.inbox.drop(call_id)
-                await self._forget(running, client)
+                await self._forget(running)
             raise
-        self.tasks.start_soon(self._work_in_background, call_id, words, running, tools, client)
+        self.tasks.start_soon(self._work_in_background, call_id, words, running)
         return SubagentResult(id=task_id, text="", is_running=True)
 
-    async def _work_in_background(
-        self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: _SubagentClient
-    ) -> None:
-        branch = running.branch
+    async def _work_in_background(self, call_id: str, words: str, running: RunningTask) -> None:
+        branch, client = running.branch, running.client
         try:
             async with after_delay(_RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
                 with running.scope:
                     async with _SLOTS.slot(self.parent):
-                        await self._work(running, tools, client)
+                        await self._work(running)
                 # the task was cancelled while it waited for a slot
                 if running.scope.cancelled_caught and not client.has_ended:
-                    await self._end(branch, None, client, TurnEnd(stop="cancelled"))
+                    await self._end(running, None, TurnEnd(stop="cancelled"))
         except StoreError as error:
             client.end = TurnEnd(stop="error", detail=str(error))
         except Exception:
@@ -229,18 +215,18 @@ class Subagents:
             client.end = TurnEnd(stop="error", detail="Internal error")
         finally:
             with anyio.CancelScope(shield=True):
-                text, remark = client.report(words, await self._changes(running, tools))
-                await self._forget(running, client)
+                text, remark = client.report(words, await self._changes(running))
+                await self._forget(running)
                 await self.inbox.add(call_id, text, title=title_line(remark), remark=f"({remark})")
 
     async def _renew_lease(self, task_id: str) -> None:
         with suppress(StoreError):
             await self.adapters.store.renew_lease(task_id)
 
-    async def _forget(self, running: RunningTask, client: _SubagentClient) -> None:
+    async def _forget(self, running: RunningTask) -> None:
         """Count the usage of a task, and remove everything that the session knows of it."""
-        client.close()
-        self.log.forget(client.answers)
+        running.client.close()
+        self.log.forget(running.client.answers)
         await self._count(running.branch)
         if self.running.get(running.branch.row.id) is running:
             del self.running[running.branch.row.id]
@@ -254,24 +240,24 @@ class Subagents:
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self.parent.refresh_cost()
 
-    async def _changes(self, running: RunningTask, tools: ToolSubset) -> str:
+    async def _changes(self, running: RunningTask) -> str:
         """Tell the model what a subagent has changed in its layer, if it has one."""
         if not running.kind.isolated:
             return ""
         try:
-            return await tools.changes_of(running.branch.row.id)
+            return await running.tools.changes_of(running.branch.row.id)
         except Exception as error:  # the answer counts all the same
             logger.warning("The changes of the subagent %s cannot be shown", running.branch.row.id, exc_info=True)
             return f"[Its changes cannot be shown: {error}.]"
 
     @asynccontextmanager
-    async def _own_tools(self, running: RunningTask, tools: ToolSubset) -> AsyncIterator[ToolSubset]:
+    async def _own_tools(self, running: RunningTask) -> AsyncIterator[ToolSubset]:
         """Open the tools of a subagent. If it is isolated, they work in its layer."""
         if not running.kind.isolated:
-            yield tools
+            yield running.tools
             return
-        async with tools.isolated(running.branch.row.id) as own:
-            yield ToolSubset(own, tools.specs())
+        async with running.tools.isolated(running.branch.row.id) as own:
+            yield ToolSubset(own, running.tools.specs())
 
     async def _kind(self, task: Task) -> Speciality:
         """Return the settings that a task gets from its kind. A resumed task keeps its kind. If the task to resume does
@@ -296,19 +282,30 @@ class Subagents:
             allowed = (*allowed, *own.specs(deferred)) if deferred else allowed
         return ToolSubset(toolbox, allowed)
 
-    async def _open(self, task: Task, client: _SubagentClient, kind: Speciality) -> RunningTask:
+    async def _open(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> RunningTask:
         """Open a new task, or the task to resume, and add it to the running tasks.
 
-        :raises ~crow.domain.errors.ArgumentError: too many tasks work in the background, there is no task to resume, or
-            the task to resume is still running.
+        :raises ~crow.domain.errors.ArgumentError: the kind does not allow the task, too many tasks work in the
+            background, there is no task to resume, or the task to resume is still running.
         """
+        kind = await self._kind(task)
+        tools = self._tools(task, kind, toolbox)
+        client: _SubagentClient
+        if self.client.shows_subagents:
+            client = _ShownSubagentClient(self.client, self.log, call_id, is_background=task.background)
+        elif task.background:
+            client = _HiddenSubagentClient(self.client, self.log, None)
+        else:
+            client = _SubagentClient(self.client, self.log, on_output)
         async with self.opening:
             if task.background and sum(each.is_background for each in self.running.values()) >= _MAX_BACKGROUND:
                 raise ArgumentError(
                     f"task: {_MAX_BACKGROUND} tasks already work in the background; wait until one ends"
                 )
             client.branch = branch = await self._branch(task, client, kind)
-            self.running[branch.row.id] = running = RunningTask(branch=branch, kind=kind, is_background=task.background)
+            self.running[branch.row.id] = running = RunningTask(
+                branch=branch, kind=kind, tools=tools, client=client, is_background=task.background
+            )
         return running
 
     async def _branch(self, task: Task, client: Client, kind: Speciality) -> Branch:
@@ -345,8 +342,9 @@ class Subagents:
         await branch.change(SessionChanges(mode=mode, model=model, config=replaced))
         return branch
 
-    async def _begin(self, branch: Branch, task: Task, client: _SubagentClient) -> None:
+    async def _begin(self, running: RunningTask, task: Task) -> None:
         """Claim the turn, store the task's prompt, and show that the subagent starts."""
+        branch, client = running.branch, running.client
         parts = await self._parts(task, branch)
         try:
             with anyio.CancelScope(shield=True):
@@ -356,7 +354,7 @@ class Subagents:
         try:
             await client.begin(branch, parts_text(parts))
         except BaseException:
-            await self._end(branch, None, client, TurnEnd(stop="cancelled"))
+            await self._end(running, None, TurnEnd(stop="cancelled"))
             raise
 
     async def _parts(self, task: Task, branch: Branch) -> tuple[Part, ...]:
@@ -366,13 +364,13 @@ class Subagents:
         state = (state_part(self.parent.projection),) if task.state else ()
         return (Text(text=task.prompt), *files, *state)
 
-    async def _work(self, running: RunningTask, tools: ToolSubset, client: _SubagentClient) -> None:
+    async def _work(self, running: RunningTask) -> None:
         """Run the turn that has begun, and end it even if it is cancelled or fails."""
         branch, turn = running.branch, None
         end = TurnEnd(stop="error", detail="Internal error")
         try:
-            async with self._own_tools(running, tools) as own:
-                permissions = running.kind.permissions(client.permissions(self.permissions))
+            async with self._own_tools(running) as own:
+                permissions = running.kind.permissions(running.client.permissions(self.permissions))
                 model = await self.adapters.model(branch.row.model)
                 worker = self.turns.worker(branch, permissions)
                 await anyio.to_thread.run_sync(worker.briefing.read, permissions.may_read())
@@ -386,15 +384,17 @@ class Subagents:
         except CrowError as error:
             end = TurnEnd(stop="error", detail=str(error))
         finally:
-            await self._end(branch, turn, client, end)
+            await self._end(running, turn, end)
 
-    async def _end(self, branch: Branch, turn: Turn | None, client: _SubagentClient, end: TurnEnd) -> None:
+    async def _end(self, running: RunningTask, turn: Turn | None, end: TurnEnd) -> None:
+        """Store and show how the work has ended. `turn` is None if no turn was made."""
+        branch, client = running.branch, running.client
         client.end, client.has_ended = end, True
         try:
             await (branch.end_turn(end) if turn is None else turn.end(end))
         except StoreError as error:
             client.end = TurnEnd(stop="error", detail=str(error))
-        if (running := self.running.pop(branch.row.id, None)) is not None:
+        if self.running.pop(branch.row.id, None) is not None:
             running.ended.set()
         await client.finish(branch)
 

@@ -215,17 +215,15 @@ class Requests:
         if draft is None:
             return []
         attempts = stream.attempts() if stream is not None else ()
-        if self._answer is not None:
-            self._count(attempts[:-1])
-            return [self._assistant(draft.message_id, self._answer, sent=attempts[-1].sent if attempts else None)]
-        if not (draft.text or draft.thought):
+        answer = self._answer
+        if answer is None and not (draft.text or draft.thought):
             self._count(attempts)
             return []
         self._count(attempts[:-1])
-        answer = Answer(text=draft.text, thought=draft.thought, finish="interrupted")
-        usage = usage_of_attempt(attempts[-1], sent=self._sent) if attempts else None
-        sent = attempts[-1].sent if attempts else None
-        return [self._assistant(draft.message_id, replace(answer, usage=usage), sent=sent)]
+        if answer is None:
+            usage = usage_of_attempt(attempts[-1], sent=self._sent) if attempts else None
+            answer = Answer(text=draft.text, thought=draft.thought, finish="interrupted", usage=usage)
+        return [self._assistant(draft.message_id, answer, sent=attempts[-1].sent if attempts else None)]
 
     def _count(self, attempts: Sequence[Attempt]) -> None:
         """Store the usage of requests that gave no answer. Each request is counted only once."""

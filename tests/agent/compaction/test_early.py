@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -421,3 +423,26 @@ async def test_a_hook_that_denies_the_compaction_saves_the_request(tmp_path: Pat
         await denied.wait()
         await run.session.prompt(text("Go on."))
         assert await checkpoints(run) == []
+
+
+async def test_a_locked_database_while_a_summary_is_prepared_is_no_error_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held: list[sqlite3.Connection] = []
+
+    def lock(_: dict[str, Any]) -> dict[str, Any]:
+        """Let another program hold the database before crow stores what the hook adds."""
+        held.append(sqlite3.connect(tmp_path / "crow.db", isolation_level=None, check_same_thread=False))
+        held[0].execute("BEGIN IMMEDIATE")
+        return {"entries": [{"text": "noted"}]}
+
+    hooks = python_hooks({"before_compact": [lock]})
+    with caplog.at_level(logging.INFO):
+        async with opened(tmp_path, ScriptedModel(*TALK, info=INFO), compaction=EARLY, hooks=hooks) as run:
+            run.session.conversation.rest_s = 0
+            run.store.database.lock_timeout.timeout_s = 0.01
+            await talk(run)
+            while "no summary" not in caplog.text:
+                await anyio.lowlevel.checkpoint()
+            held[0].close()
+    assert [record.levelname for record in caplog.records if "no summary" in record.message] == ["INFO"]
