@@ -46,7 +46,8 @@ async def after_delay(
     after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
 ) -> AsyncIterator[None]:
     """Start `work` if the `with` block takes longer than `after_s` seconds. If `again` is true, start `work` again
-    every `after_s` seconds. If `work` is still running at the end of the block, wait until `work` ends.
+    every `after_s` seconds. If `work` is still running at the end of the block, wait until `work` ends. `work` has to
+    handle its own errors: they are only logged.
 
     A block that ends sooner than that needs only a timer, and no task. The timer's callback starts an asyncio task for
     `work`, because anyio's primitives do not work in callbacks.

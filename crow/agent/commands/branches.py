@@ -236,13 +236,12 @@ async def find_place(context: CommandContext, name: str) -> Place:
     """
     row = context.branch.row
     if name.startswith("#"):
-        number = name[1:]
-        entry = await context.store.entry(int(number)) if number.isdecimal() and number.isascii() else None
+        entry = await context.store.entry(int(name[1:])) if _is_number(name[1:]) else None
         if entry is None or entry.conversation != row.conversation:
             raise ArgumentError(f"There is no entry {name} in this conversation. `/tree` and `/history` list entries.")
         return Place(entry=entry.id, words=f"at entry {name}")
     outline = await context.store.outline(row.id)
-    if name.isdecimal() and name.isascii():
+    if _is_number(name):
         prompts = outline.prompts
         if not 1 <= int(name) <= len(prompts):
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
@@ -252,6 +251,11 @@ async def find_place(context: CommandContext, name: str) -> Place:
     if found is None:
         raise ArgumentError(f"There is no label {quote(name)}. `/label {name}` adds it here; `/tree` shows all labels.")
     return Place(entry=found.entry, words=f"at the label {quote(name)}")
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a number of at most 18 digits. Python raises an error for thousands of digits."""
+    return text.isdecimal() and text.isascii() and len(text) <= 18
 
 
 def _label_list(labels: Sequence[str]) -> str:

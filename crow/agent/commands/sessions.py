@@ -208,7 +208,7 @@ async def _forget_rules(context: CommandContext, rules: Sequence[PermissionRule]
     if number == "all" and rules:
         await _store_rules(context, ())
         return f"Removed: {plural(len(rules), 'rule')} of this session."
-    if not number.isdecimal() or not 1 <= int(number) <= len(rules):
+    if not number.isdecimal() or len(number) > 18 or not 1 <= int(number) <= len(rules):
         expected = f"expected a number from 1 to {len(rules)}, or all" if rules else "it has no rules"
         raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
     rule = rules[int(number) - 1]

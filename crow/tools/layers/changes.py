@@ -461,8 +461,12 @@ class _Look:
                 each = found
                 if action == "created" and not self._changes.is_live and found.st_mode & _SET_ID:
                     each = _plain_mode(proc_path(inner, below), found)
-                fingerprint.add(below, each)
                 full = f"{path}/{below}"
+                if action == "created" and self._changes.is_live and kind_of(each.st_mode) == "other":
+                    if not is_whiteout(each):
+                        self._drop(full)
+                    continue  # it is not copied with the rest
+                fingerprint.add(below, each)
                 is_directory = stat.S_ISDIR(each.st_mode)
                 is_inside = bool(ignored_below) and full.startswith(ignored_below)
                 is_out = is_ignored or is_inside or self._rules.is_ignored(f"{self._root}/{full}", is_directory)

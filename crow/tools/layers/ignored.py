@@ -103,7 +103,7 @@ def _read_ignore_file(path: str) -> str:
 @lru_cache(maxsize=64)
 def _parse_patterns(text: str) -> tuple[Pattern, ...]:
     """Return the patterns in the text of an ignore file, in order."""
-    lines = text.splitlines()[:_MAX_PATTERNS]
+    lines = text.split("\n")[:_MAX_PATTERNS]
     return tuple(pattern for line in lines if (pattern := parse_pattern(line)) is not None)
 
 
@@ -158,7 +158,10 @@ def _translate_name(pattern: str) -> str | None:
     index = 0
     while index < len(pattern):
         char = pattern[index]
-        end = pattern.find("]", index + 2) if char == "[" else -1
+        begin = index + 2 if pattern[index + 1 : index + 2] in ("!", "^") else index + 1
+        end = pattern.find("]", begin + 1) if char == "[" else -1  # the first character may be a bracket itself
+        if char == "[" and end < 0:
+            return None
         if char == "*":
             pieces.append("")
         elif char == "?":

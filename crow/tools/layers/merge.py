@@ -73,7 +73,7 @@ def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bo
                 operations.append(_with_own_meta(child, made) if made.is_meta else made)
                 if made.source != operation.source:
                     merged.append(made.name)
-    kept = {each.name: each for each in operations}
+    kept = {each.name: each for each in operations if not each.is_meta or _changed_metas([each])}
     changes.operations[:] = operations if any(not each.is_meta for each in operations) else _changed_metas(operations)
     changes.listed[:] = list(_listed(changes.listed, kept))
     changes.files = len(changes.listed) if conflicts or is_done else changes.files

@@ -218,4 +218,5 @@ class Snapshot:
 def confirm(change_set: ChangeSet) -> None:
     """Mark a change set as kept. Call this after its id was stored in the log."""
     write_state(change_set.directory, "kept")
+    (change_set.directory / "bases").unlink()  # nothing has to be cleaned up
     os.close(change_set.lock)

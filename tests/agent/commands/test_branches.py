@@ -210,6 +210,8 @@ WRONG = (
     ("/rewind 0", "There is no prompt 0; this branch has 1."),
     ("/rewind #999", "There is no entry #999 in this conversation."),
     ("/rewind #x", "There is no entry #x in this conversation."),
+    (f"/rewind #{'9' * 5_000}", f"There is no entry #{'9' * 5_000} in this conversation."),
+    (f"/rewind {'9' * 5_000}", "There is no label"),
     ("/rewind nowhere", "There is no label “nowhere”."),
     ("/rewind 1 files keep", "`files` restores files and `keep` leaves them as they are"),
     ("/undo 3", "`/undo 3`: expected no argument, or files | keep, summary."),

@@ -91,6 +91,7 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
         ("allow", "`/permissions` shows the rules; "),
         ("permit shell", "`/permissions` shows the rules; "),
         ("forget 1", "This session has no rule `1`; it has no rules."),
+        (f"forget {'1' * 5_000}", "This session has no rule"),
         ("allow shell(", "`shell(` is not a rule. A rule is a tool, such as `write_file`, "),
         ("allow rm -rf x", "`rm -rf x` is not a rule. "),
         (

@@ -220,6 +220,20 @@ def test_a_layer_that_was_removed_closes_no_file_of_others(place: Place, root: P
     assert children(place) == ()
 
 
+def test_rights_that_the_session_gave_a_directory_are_no_change_of_the_subagent(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    child.begin()
+    in_layer(child.layer, root, "echo new > d/new")
+    child.note()
+    root.chmod(0o750)
+    (root / "d").chmod(0o700)
+    made = merge(child)
+    assert [each.path for each in made.changes.listed] == [str(root / "d" / "new")]
+    apply(prepare_merge(place, child, made, {}))
+    child.close()
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (root, root / "d")] == [0o750, 0o700]
+
+
 def test_changes_that_are_nested_too_deeply_cannot_be_kept(place: Place, root: Path) -> None:
     child = open_child(place, TASK, [root])
     deep = os.open(child.layer.overlays[0].upper, os.O_RDONLY)

@@ -50,6 +50,17 @@ def test_crow_ignores_what_git_ignores(seed: int, tmp_path: Path) -> None:
     assert by_crow == by_git
 
 
+def test_lines_and_brackets_are_read_as_git_reads_them(tmp_path: Path) -> None:
+    lines = ("a\fb", "c\u2028d", "e[", "[!]f]g", "[]-]h", "\ti")
+    names = ("a\fb", "a", "b", "c\u2028d", "c", "d", "e[", "fg", "]g", "xg", "]h", "-h", "xh", "\ti", "i")
+    subprocess.run(["git", "-C", str(tmp_path), "init", "-q"], check=True)
+    (tmp_path / ".gitignore").write_text("\n".join(lines), encoding="utf-8")
+    command = ["git", "-C", str(tmp_path), "check-ignore", "-z", "--no-index", "--stdin"]
+    known = subprocess.run(command, input="\0".join(names).encode(), capture_output=True, check=True).stdout
+    rules = IgnoreRules([str(tmp_path)])
+    assert [name for name in names if rules.ignores(str(tmp_path / name), False)] == known.decode().split("\0")[:-1]
+
+
 def test_nothing_is_ignored_outside_of_a_repository_or_in_gits_own_directory(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").write_text("*\n")
     assert not IgnoreRules([str(tmp_path)]).ignores(str(tmp_path / "a"), False)

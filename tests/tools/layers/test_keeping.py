@@ -218,6 +218,14 @@ def test_what_somebody_else_removed_since_it_was_kept_stays_removed(
     assert sorted(world.picture()) == [".", "a", "build", "d", "d/y", "d/z", "later", "n", "n/1", "n/2", "src", "src/b"]
 
 
+def test_a_named_pipe_in_a_new_directory_keeps_nothing_else_from_being_kept_while_a_command_runs(world: World) -> None:
+    in_layer(world.layer, world.root, "mkdir d; mkfifo d/pipe; echo 1 > d/a")
+    changes = look(world.layer, is_live=True)
+    apply(prepare(world.place, world.layer, changes), world.layer)
+    assert changes.dropped == [f"{world.root}/d/pipe"]
+    assert [path.name for path in (world.root / "d").iterdir()] == ["a"]
+
+
 @pytest.mark.parametrize("name", ["user.note", "security.selinux"])
 def test_attributes_of_the_workspaces_root_are_no_change_and_stay(name: str, world: World) -> None:
     try:
