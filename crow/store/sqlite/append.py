@@ -250,7 +250,7 @@ class TurnMethods(PathMethods):
         return stored
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        entries = [(entry, encode(entry.body)) for entry in end]
+        entries = [(sized(entry), encode(entry.body)) for entry in end]
         self._unstored_ends[session_id] = partial(
             self._append, session_id=session_id, leaf=leaf, turn=turn, entries=entries, release=True
         )
