@@ -322,8 +322,10 @@ class SessionState:
         """:raises NoSuchSession: the session does not exist, or is deleted.
         :raises StoreUnavailable: the row is damaged, so that no entry can be appended.
         """
-        columns = "conversation, leaf, turn, state, owner, lease_ms, model, parent_id, (SELECT max(id) FROM entries)"
+        newest = "coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'entries'), 0)"
+        columns = f"conversation, leaf, turn, state, owner, lease_ms, model, parent_id, {newest}"
         row = session_values(sql, session_id, columns)
+        # An entry must have a higher id than its parent. The leaf itself may be missing.
         if not (isinstance(row[0], int) and (row[1] is None or (isinstance(row[1], int) and 0 < row[1] <= row[8]))):
             raise StoreUnavailable(f"The row of session {session_id} is damaged. {REPAIR}")
         self.sql = sql
