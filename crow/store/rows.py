@@ -20,6 +20,7 @@ from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from
 from crow.store.owner import readable
 
 _LARGEST = 2**63 - 1
+_LARGEST_COUNT = 2**53
 _YEAR_10000_MS = 253_402_300_800_000
 _FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")
 
@@ -115,6 +116,11 @@ def session_of(row: Sequence[Any]) -> SessionRow:
         values[name] = possible_time(values[name])
     values["owner"] = readable(values["owner"]) if values["owner"] else ""
     return SessionRow(**values)
+
+
+def possible_count(value: object) -> int:
+    """Return a count unchanged, or 0 for a value that can only come from damage."""
+    return value if isinstance(value, int) and 0 <= value < _LARGEST_COUNT else 0
 
 
 def possible_time(value: object) -> int:

@@ -397,6 +397,17 @@ async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores
     assert await store.queued("s1") == ()
 
 
+async def test_a_result_that_is_stored_after_its_turn_was_given_up_has_its_size(store: Store) -> None:
+    await store.create_session(new_session())
+    user = await begin(store, "s1", "hi")
+    entries = [New(body=result(user.id, "long " * 100)), New(body=TurnEnd(stop="cancelled"))]
+    store.disown("s1", leaf=user.id, turn=1, end=entries)
+    _, stored, end = (await store.open_session("s1")).entries
+    assert [stored.body, end.body] == [entry.body for entry in entries]
+    assert stored.estimate is not None
+    assert stored.estimate > 100
+
+
 async def test_a_dead_turn_is_repaired_by_the_claim_of_the_next(stores: AnyStores) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())

@@ -7,7 +7,8 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
 import anyio
@@ -16,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Body, Checkpoint, Entry, NewEntry, Remark, Restore, Started, ToolResult
-from crow.domain.errors import ArgumentError, StoreError
-from crow.domain.messages import ToolMessage
+from crow.domain.entries import Body, Checkpoint, Entry, NewEntry, Remark, Restore, Started, ToolResult, TurnEnd
+from crow.domain.errors import ArgumentError, CrowError, StoreError
+from crow.domain.messages import Text, ToolMessage
 from crow.store import paths
-from crow.store.admin import ImportDefaults
+from crow.store.admin import ImportDefaults, SessionFilter
+from crow.store.spending import session_spending
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.pages import Pages
@@ -39,6 +41,7 @@ from tests.store.scenes import (
     make_older,
     new_session,
     result,
+    row_ids,
     said,
 )
 from tests.support.amounts import examples
@@ -163,6 +166,71 @@ async def test_damaged_numbers_do_not_end_the_upkeep(sqlite_store: SqliteStore, 
     sqlite_store.compress_after_days = 1
     await sqlite_store.tidy()
     assert await sqlite_store.next_removal() is None
+
+
+async def fill_tables(path: Path) -> None:
+    """A whole session `s1`, and a session `s2` with a row in every small table."""
+    store = await SqliteStore.open(path, journal_mode="delete")
+    for name in ("s1", "s2"):
+        await store.create_session(new_session(name, title="needle"))
+        entries = await converse(store, name, "one", "two")
+        await store.move_leaf(name, leaf=entries[5].id, to=entries[2].id, reason="undo")
+    user = await begin(store, "s2", "three")
+    await store.save_draft("s2", after_leaf=user.id, turn=user.turn, message_id="m", text="half", thought="hm")
+    await store.enqueue("s2", (Text(text="later"),), "u")
+    await store.create_session(new_session("unused"))
+    await store.fork_session("s2", "deleted", entry=None, cwd="/", additional_directories=())
+    await store.delete_session("deleted")
+    await store.close()
+
+
+async def use_sessions(store: SqliteStore) -> None:
+    """Do with `s2` what users do. All errors are in the words of crow. Then check `s1`."""
+    admin = SessionAdmin(store)
+    for attempt in (
+        lambda: store.directories(),
+        lambda: admin.listed(SessionFilter()),
+        lambda: admin.conversation_state(["s2"]),
+        lambda: store.unstored_end("s2"),
+        lambda: session_spending(store, "s2"),
+        lambda: store.outline("s2"),
+        lambda: store.open_session("s2"),
+        lambda: history(store, "s2"),
+        lambda: converse(store, "s2", "again"),
+        lambda: everything(admin),
+        lambda: store.tidy(),
+    ):
+        with suppress(CrowError):
+            await attempt()
+    assert "s1" in row_ids((await store.sessions()).rows)
+    assert "s1" in {hit.session for hit in await store.search("ne")}
+    assert [body.stop for body in await bodies(store, "s1") if isinstance(body, TurnEnd)] == ["end_turn"]
+
+
+async def everything(admin: SessionAdmin) -> bytes:
+    return b"".join([line async for line in admin.export(None)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("table", ["sessions", "inbox", "drafts", "moves", "openings"])
+async def test_a_value_of_a_wrong_type_keeps_no_session_from_being_used(tmp_path: Path, table: str) -> None:
+    original, path = tmp_path / "original.db", tmp_path / "crow.db"
+    await fill_tables(original)
+    with closing(sqlite3.connect(original)) as connection:
+        columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
+    for column, value in product(columns, ("x", b"\0\xff", 2**63 - 1)):
+        path.write_bytes(original.read_bytes())
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            rows = "session = 's2'" if table not in ("sessions", "openings") else "true"
+            rows = "id <> 's1'" if table == "sessions" else rows
+            with suppress(sqlite3.Error):  # some columns hold no such value
+                connection.execute(f"UPDATE {table} SET {column} = ? WHERE {rows}", (value,))
+        store = await SqliteStore.open(path, journal_mode="delete")
+        try:
+            await use_sessions(store)
+        finally:
+            await store.close()
 
 
 async def test_a_damaged_restore_keeps_no_long_session_from_being_opened(

@@ -329,7 +329,7 @@ class TurnMethods(PathMethods):
         )
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        self._unstored_ends[session_id] = leaf, _chain([(entry, turn) for entry in end])
+        self._unstored_ends[session_id] = leaf, _chain([(sized(entry), turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
         """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that

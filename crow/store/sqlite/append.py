@@ -36,10 +36,19 @@ from crow.store.claim import (
 )
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.owner import dead_twin, is_alive, readable
-from crow.store.rows import COUNTERS, SessionCounts, entry_values, sized, storable_usage
+from crow.store.rows import (
+    COUNTERS,
+    SessionCounts,
+    entry_values,
+    possible_count,
+    possible_time,
+    sized,
+    storable_usage,
+)
 from crow.store.search import searchable_text
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
+from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.paths import CHECKED_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
 from crow.store.sqlite.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entry, waiting_name
 from crow.store.sqlite.sessions import change_session
@@ -145,7 +154,7 @@ class TurnMethods(PathMethods):
     @snapshot()
     def queued(self, sql: Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
         session_row(sql, session_id)
-        query = "SELECT parts, message_id FROM inbox WHERE session = ? ORDER BY seq"
+        query = "SELECT parts, CAST(message_id AS TEXT) FROM inbox WHERE session = ? ORDER BY seq"
         rows = sql.execute(query, (session_id,)).fetchall()
         return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
 
@@ -241,7 +250,7 @@ class TurnMethods(PathMethods):
         return stored
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        entries = [(entry, encode(entry.body)) for entry in end]
+        entries = [(sized(entry), encode(entry.body)) for entry in end]
         self._unstored_ends[session_id] = partial(
             self._append, session_id=session_id, leaf=leaf, turn=turn, entries=entries, release=True
         )
@@ -310,20 +319,27 @@ class SessionState:
     """
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
-        """:raises NoSuchSession: the session does not exist, or is deleted."""
-        row = session_values(sql, session_id, "conversation, leaf, turn, state, owner, lease_ms, model, parent_id")
+        """:raises NoSuchSession: the session does not exist, or is deleted.
+        :raises StoreUnavailable: the row is damaged, so that no entry can be appended.
+        """
+        newest = "coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'entries'), 0)"
+        columns = f"conversation, leaf, turn, state, owner, lease_ms, model, parent_id, {newest}"
+        row = session_values(sql, session_id, columns)
+        # An entry must have a higher id than its parent. The leaf itself may be missing.
+        if not (isinstance(row[0], int) and (row[1] is None or (isinstance(row[1], int) and 0 < row[1] <= row[8]))):
+            raise StoreUnavailable(f"The row of session {session_id} is damaged. {REPAIR}")
         self.sql = sql
         self.session_id = session_id
         self.now_ms = now_ms
         self.conversation: int = row[0]
         self.leaf: int | None = row[1]
-        self.turn: int = row[2]
+        self.turn = possible_count(row[2])
         self.state: str = row[3]
         self.owner: str = row[4]
         """The store that runs the turn, or empty if no turn runs."""
-        self._lease_ms: int = row[5]
+        self._lease_ms = possible_time(row[5])
         """The owner's last sign of life, in Unix milliseconds."""
-        self.model: str = row[6]
+        self.model = row[6] if isinstance(row[6], str) else ""
         self._parent_id: str | None = row[7]
         self._inbox: list[InboxItem] | None = None
         self._counts = SessionCounts()
@@ -371,7 +387,10 @@ class SessionState:
         """Return the items of the inbox that `owner` or a dead owner has put there, in order. Only the first call reads
         the inbox from the database."""
         if self._inbox is None:
-            query = "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq"
+            query = (
+                "SELECT seq, CAST(owner AS TEXT), CAST(parts AS TEXT), CAST(message_id AS TEXT), created_ms FROM inbox"
+                " WHERE session = ? ORDER BY seq"  # the columns are cast because damaged ones can have any type
+            )
             self._inbox = [
                 InboxItem(*item)
                 for *item, created_ms in self.sql.execute(query, (self.session_id,))
@@ -379,8 +398,8 @@ class SessionState:
             ]
         return self._inbox
 
-    def _is_sender_alive(self, sender: str, created_ms: int) -> bool:
-        return is_alive(sender, lease_age_ms=self.now_ms - max(created_ms, self._lease_ms))
+    def _is_sender_alive(self, sender: str, created_ms: object) -> bool:
+        return is_alive(sender, lease_age_ms=self.now_ms - max(possible_time(created_ms), self._lease_ms))
 
     def drop_draft(self) -> None:
         """Delete the draft, because the whole answer was stored or the turn has ended."""
@@ -479,7 +498,8 @@ def _closing(state: SessionState, owner: str) -> tuple[list[tuple[NewEntry, int]
 
 def _dead_turn(state: SessionState) -> DeadTurn:
     pieces = state.sql.execute(
-        "SELECT message_id, text, thought FROM drafts WHERE session = ? AND after_leaf IS ? ORDER BY seq",
+        "SELECT CAST(message_id AS TEXT), CAST(text AS TEXT), CAST(thought AS TEXT) FROM drafts"
+        " WHERE session = ? AND after_leaf IS ? ORDER BY seq",
         (state.session_id, state.leaf),
     ).fetchall()
     previous = state.sql.execute(

@@ -132,7 +132,8 @@ def read_leniently(
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
         if connection.text_factory is not str or "decode" not in str(error):
             raise
-        logger.warning("the database has a damaged text (%s); replacing its invalid bytes", error)
+        # A record of the log that keeps the error also keeps the statement open, and with it a lock on the file.
+        logger.warning("the database has a damaged text (%s); replacing its invalid bytes", str(error))
         connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         connection.execute(undo)
         return work(connection)

@@ -35,7 +35,16 @@ from crow.store.paths import (
     recorded_here,
     with_excerpt,
 )
-from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
+from crow.store.rows import (
+    SESSION_COLUMNS,
+    EntryRow,
+    body_of,
+    columns_of,
+    entry_of,
+    entry_with,
+    possible_time,
+    session_of,
+)
 from crow.store.sqlite.compression import content_of, decompressed, open_blob
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.failures import REPAIR
@@ -178,10 +187,14 @@ class PathMethods(UsesDatabase):
     @snapshot()
     def moves(self, sql: Connection, session_id: str) -> tuple[Move, ...]:
         rows = sql.execute(
-            "SELECT from_leaf, to_leaf, reason, created_ms FROM moves WHERE session = ? ORDER BY id DESC LIMIT ?",
+            "SELECT from_leaf, to_leaf, CAST(reason AS TEXT), created_ms FROM moves WHERE session = ?"
+            " AND typeof(from_leaf) IN ('integer', 'null') AND typeof(to_leaf) IN ('integer', 'null')"
+            " ORDER BY id DESC LIMIT ?",  # a damaged row can have values of any type
             (session_id, _MOST_MOVES),
         )
-        return tuple(Move(from_leaf=row[0], to_leaf=row[1], reason=row[2], created_ms=row[3]) for row in rows)
+        return tuple(
+            Move(from_leaf=row[0], to_leaf=row[1], reason=row[2], created_ms=possible_time(row[3])) for row in rows
+        )
 
     @snapshot()
     def entries_beyond(
@@ -210,8 +223,8 @@ class PathMethods(UsesDatabase):
         # which the session was moved.
         leaf = session_row(sql, session_id).leaf
         left = sql.execute(
-            "SELECT from_leaf, max(id) FROM moves WHERE session = ? AND from_leaf IS NOT NULL GROUP BY from_leaf"
-            " ORDER BY 2 DESC",
+            "SELECT from_leaf, max(id) FROM moves WHERE session = ? AND typeof(from_leaf) = 'integer'"
+            " GROUP BY from_leaf ORDER BY 2 DESC",
             (session_id,),
         ).fetchall()
         ends = dict.fromkeys([*([] if leaf is None else [leaf]), *(row[0] for row in left)])

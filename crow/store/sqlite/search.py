@@ -178,7 +178,7 @@ _MAYBE_IN_DIRECTORY = (
 def _titles(sql: Connection, match: str, session_id: str | None, limits: dict[str, object]) -> Iterator[_Found]:
     chosen = "number IN (SELECT -rowid FROM entries_fts WHERE entries_fts MATCH :match AND rowid < 0)" if match else "1"
     yield from sql.execute(
-        f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND title IS NOT NULL"
+        f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND typeof(title) = 'text'"
         " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session)"
         " AND (:cwd IS NULL OR cwd = :cwd) AND (:model IS NULL OR instr(lower(model), lower(:model)) > 0)"
         " AND (:since_ms IS NULL OR updated_ms >= :since_ms) AND (:before_ms IS NULL OR created_ms < :before_ms)"

@@ -463,7 +463,7 @@ def _living(sql: Connection, conversation: int) -> str:
         " WHERE s.conversation = ? ORDER BY s.number",
         (conversation,),
     ).fetchall()
-    return json.dumps(rows)
+    return repr(rows)
 
 
 _HAS_ALIAS = "coalesce(principal, '') = coalesce(:principal, '') AND alias = :alias"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from itertools import chain
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from crow.domain.entries import Body, Entry, NewEntry, PromptName
 from crow.domain.errors import NoSuchSession
@@ -16,6 +16,7 @@ from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
 from crow.store.owner import is_alive, readable
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
+from crow.store.rows import SESSION_COLUMNS, possible_count, possible_time, session_of
 from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import now_ms
@@ -36,6 +37,9 @@ from crow.store.transfer import (
 )
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
+
+_COPIED = ("id", "cwd", "title", "title_by_user", "archived", "created_ms", "updated_ms")
+"""Fields of a session that have the same value in its row and in its record."""
 
 _PIECE_RECORDS = 200
 _PIECE_CHARACTERS = 1024 * 1024
@@ -85,22 +89,32 @@ def choose(
     (created_ms,) = connection.execute(query, (conversation,)).fetchone() or (0,)
     records, moves = [], []
     query = (
-        "SELECT id, cwd, title, title_by_user, parent_id, forked_from, leaf, turn, has_prompt, archived, created_ms,"
-        " updated_ms FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number"
+        f"SELECT {SESSION_COLUMNS}, turn FROM sessions WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY number"
     )
-    for values in _values_for(SessionRecord, connection.execute(query, chosen)):
-        values |= {name: bool(values[name]) for name in ("title_by_user", "listed", "archived")}
-        for name in ("parent_id", "forked_from"):
-            values[name] = values[name] if values[name] in known else None
-        values["leaf"] = _maybe_number(ids, values["leaf"])
-        records.append(SessionRecord(**values))
+    for *columns, turn in connection.execute(query, chosen):
+        row = session_of(columns)
+        record = SessionRecord(
+            **{name: getattr(row, name) for name in _COPIED},
+            parent_id=row.parent_id if row.parent_id in known else None,
+            forked_from=row.forked_from if row.forked_from in known else None,
+            leaf=_maybe_number(ids, row.leaf),
+            turn=possible_count(turn),
+            listed=row.has_prompt,
+        )
+        records.append(record)
     query = (
-        "SELECT session, from_leaf, to_leaf, reason, created_ms FROM moves"
+        "SELECT session, from_leaf, to_leaf, CAST(reason AS TEXT), created_ms FROM moves"
         " WHERE session IN (SELECT value FROM json_each(:ids)) ORDER BY id"
     )
-    for values in _values_for(MoveRecord, connection.execute(query, chosen)):
-        values |= {name: _maybe_number(ids, values[name]) for name in ("from_leaf", "to_leaf")}
-        moves.append(MoveRecord(**values))
+    for session, from_leaf, to_leaf, reason, move_ms in connection.execute(query, chosen):
+        move = MoveRecord(
+            session=session,
+            from_leaf=_maybe_number(ids, from_leaf),
+            to_leaf=_maybe_number(ids, to_leaf),
+            reason=reason,
+            created_ms=possible_time(move_ms),
+        )
+        moves.append(move)
     return ExportSelection(
         conversation=conversation,
         head=(portable.ConversationRecord(created_ms=created_ms), *records),
@@ -109,13 +123,6 @@ def choose(
         missing=missing,
         sessions=frozenset(sessions),
     )
-
-
-def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each row as a mapping from the names of the record's fields to values. The columns must be in the order of
-    the record's fields."""
-    names = [field.name for field in fields(record)]
-    return (dict(zip(names, row, strict=True)) for row in rows)
 
 
 def next_entries(
@@ -156,8 +163,9 @@ def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tup
     return array("q", sorted([*found, *missing])) if missing else found, missing
 
 
-def _maybe_number(ids: array[int], entry: int | None) -> int | None:
-    return None if entry is None else number_of(ids, entry) or None
+def _maybe_number(ids: array[int], entry: object) -> int | None:
+    """Return the number of an entry in the file, or None if the entry is not exported or the value is not an id."""
+    return number_of(ids, entry) or None if isinstance(entry, int) else None
 
 
 class Importer:
@@ -334,7 +342,7 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
             " lease_ms, leaf, turn, newest_entry, updated_ms FROM sessions WHERE id = ? AND deleted_ms IS NULL",
             (session_id,),
         ).fetchone() or _no_session(session_id)
-        state, owner, lease_ms, leaf, *_ = rest
+        state, owner, lease_ms, leaf = rest[0], rest[1], possible_time(rest[2]), rest[3]
         inbox = connection.execute(
             "SELECT i.message_id, i.parts, i.created_ms, p.name, p.digest, i.owner FROM inbox i LEFT JOIN prompts p"
             " ON p.session = i.session AND p.message_id = i.message_id AND p.turn IS NULL"
@@ -350,7 +358,7 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
             (session_id, leaf),
         ).fetchall()
         owners = [(owner, lease_ms)] if state == "running" else []
-        owners += [(sender, max(created_ms, lease_ms)) for _, _, created_ms, _, _, sender in inbox]
+        owners += [(sender, max(possible_time(sent_ms), lease_ms)) for _, _, sent_ms, _, _, sender in inbox]
         users += [readable(one) for one, sign_ms in owners if is_alive(one, lease_age_ms=now - sign_ms)]
         stamps.append((alias, metadata, config, rest, len(inbox), len(draft), shares))
         extras[session_id] = SessionExtras(

@@ -8,7 +8,7 @@ from sqlite3 import Connection
 import anyio
 
 from crow.store.owner import is_alive
-from crow.store.rows import SESSION_COLUMNS, session_of
+from crow.store.rows import SESSION_COLUMNS, possible_time, session_of
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
 from crow.store.sqlite.paths import entries_of, session_values
@@ -59,7 +59,8 @@ class WatchMethods(UsesDatabase):
         ids = [entry_id for (entry_id,) in sql.execute(query, (session_id, after, _MOST_ENTRIES))]
         entries, taken = entries_of(sql, ids)
         pieces = sql.execute(
-            "SELECT seq, message_id, iif(seq > ?3, text, ''), iif(seq > ?3, thought, '') FROM drafts"
+            "SELECT seq, CAST(message_id AS TEXT), iif(seq > ?3, CAST(text AS TEXT), ''),"
+            " iif(seq > ?3, CAST(thought AS TEXT), '') FROM drafts"
             " WHERE session = ?1 AND after_leaf IS ?2 ORDER BY seq",
             (session_id, row.leaf, piece),
         ).fetchall()
@@ -71,7 +72,7 @@ class WatchMethods(UsesDatabase):
             pieces=[Piece(*one) for one in pieces if one[0] > piece],
             has_draft=bool(pieces),
             is_elsewhere=is_running and owner != self.owner,
-            is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - lease_ms),
+            is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - possible_time(lease_ms)),
             cancelled_turn=None,
         )
         return found, _version_of(sql)
