@@ -137,7 +137,7 @@ class PageLinks:
         parts = _ADDRESS.fullmatch(address)
         link = self._read(parts[1]) if parts is not None else None
         secret = parts[2] if parts is not None else ""
-        # An unknown link takes as long as a wrong secret.
+        # An unknown id takes as long as a wrong secret, so that the time does not show which ids exist.
         is_right = hmac.compare_digest(
             hashlib.sha256(secret.encode()).hexdigest(), link.hash if link is not None else _NO_HASH
         )

@@ -449,7 +449,7 @@ class _SettingsReader:
             keys = dict.fromkeys(str(detail["loc"][0]) if detail["loc"] else None for detail in error.errors())
         prefix = f"{name}."
         for key in keys:
-            if key is None:  # the table as a whole
+            if key is None:  # each value is valid, but they do not fit together
                 self._problems.append(f"{self._file}: {name} must be {_NEEDED[kind]}")
             elif key in kind.model_fields:
                 self._refuse(prefix + key, table[key], kind.model_fields[key])
