@@ -35,6 +35,9 @@ _MAX_LINKS = 1_000
 _ID_CHARS, _SECRET_CHARS = 10, 52
 _ADDRESS = re.compile(rf"([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})")
 _RECORD = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.json")
+_PAGE = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.(?:html|part)")
+_ABANDONED_S = 3_600
+"""A page without a record that is older than this is removed: the process that wrote it was killed."""
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
 
@@ -148,9 +151,16 @@ class PageLinks:
 
     def _read_all(self) -> tuple[PageLink, ...]:
         try:
-            names = [entry.name for entry in os.scandir(self._folder) if _RECORD.fullmatch(entry.name)]
+            files = {entry.name: entry for entry in os.scandir(self._folder)}
         except FileNotFoundError:
             return ()
+        names = [name for name in files if _RECORD.fullmatch(name)]
+        for name, entry in files.items():
+            link_id = name[:_ID_CHARS]
+            if _PAGE.fullmatch(name) and f"{link_id}.json" not in files:
+                with suppress(FileNotFoundError):
+                    if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+                        self._remove(link_id)
         found = [link for name in names if (link := self._read(name.removesuffix(".json"))) is not None]
         return tuple(sorted(found, key=lambda link: link.created_ms, reverse=True))
 
