@@ -429,7 +429,8 @@ class _EntryRenderer:
                 return ""
 
     def unanswered(self) -> str:
-        """Return the HTML of the last answer's calls that have no result. No result of these calls may follow."""
+        """Return the HTML of the last answer's calls that have no result. Call this only if no
+        result of these calls can follow."""
         calls, self._calls = self._calls, {}
         return "".join(
             f'<details class="entry call failed"><summary><span class="mark" aria-hidden="true">✗</span>'

@@ -480,6 +480,6 @@ def run_key_command(command: Sequence[str]) -> str:
 _WRITES_PATCHES = re.compile(
     r"(?:\A|[/:_-])(?:gpt-?(?:4\.[1-9]|[5-9]|\d\d|oss)|o[34](?![a-z0-9])|codex)", re.IGNORECASE
 )
-"""Models that are trained to edit files with patches."""
+"""Matches the names of models that are trained to edit files with patches."""
 
 _OPENAI = ModelSettings.model_fields["base_url"].default

@@ -375,7 +375,7 @@ class _SettingsReader:
         """Override values from the file with flags and environment variables.
 
         A flag or variable may select an endpoint other than the one in the file. In that case, the file's settings for
-        its endpoint are dropped. The same applies to the model.
+        its endpoint are dropped. If it selects another model, the file's settings for its model are dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()

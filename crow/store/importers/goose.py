@@ -60,7 +60,7 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
-    """Return whether a database with these tables is goose's."""
+    """Return whether a database with these tables belongs to goose."""
     return {"sessions", "messages"} <= tables.keys() and {"session_id", "content_json"} <= tables["messages"]
 
 
