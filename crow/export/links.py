@@ -35,6 +35,9 @@ _MAX_LINKS = 1_000
 _ID_CHARS, _SECRET_CHARS = 10, 52
 _ADDRESS = re.compile(rf"([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})")
 _RECORD = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.json")
+_PAGE = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.(?:html|part)")
+_ABANDONED_S = 3_600
+"""A page without a record that is older than this is removed: the process that wrote it was killed."""
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
 
@@ -137,7 +140,7 @@ class PageLinks:
         parts = _ADDRESS.fullmatch(address)
         link = self._read(parts[1]) if parts is not None else None
         secret = parts[2] if parts is not None else ""
-        # An unknown link takes as long as a wrong secret.
+        # An unknown id takes as long as a wrong secret, so that the time does not show which ids exist.
         is_right = hmac.compare_digest(
             hashlib.sha256(secret.encode()).hexdigest(), link.hash if link is not None else _NO_HASH
         )
@@ -148,9 +151,16 @@ class PageLinks:
 
     def _read_all(self) -> tuple[PageLink, ...]:
         try:
-            names = [entry.name for entry in os.scandir(self._folder) if _RECORD.fullmatch(entry.name)]
+            files = {entry.name: entry for entry in os.scandir(self._folder)}
         except FileNotFoundError:
             return ()
+        names = [name for name in files if _RECORD.fullmatch(name)]
+        for name, entry in files.items():
+            link_id = name[:_ID_CHARS]
+            if _PAGE.fullmatch(name) and f"{link_id}.json" not in files:
+                with suppress(FileNotFoundError):
+                    if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+                        self._remove(link_id)
         found = [link for name in names if (link := self._read(name.removesuffix(".json"))) is not None]
         return tuple(sorted(found, key=lambda link: link.created_ms, reverse=True))
 

@@ -92,7 +92,7 @@ class _Renderer(RendererHTML):
         return "</table></div>\n"
 
     def th_open(self, *_: Any) -> str:
-        return "<th>"  # the alignment is dropped: it would be an inline style
+        return "<th>"  # without the alignment, because the page's policy forbids inline styles
 
     def td_open(self, *_: Any) -> str:
         return "<td>"

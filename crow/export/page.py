@@ -93,8 +93,8 @@ class _PathFacts:
 
 
 def page_policy() -> str:
-    """Return the Content-Security-Policy with which a server shows a page: it runs its own script, in an origin of its
-    own, and loads nothing."""
+    """Return the Content-Security-Policy with which a server sends a page. It lets the page run only the page's own
+    script, in a separate origin, and load nothing."""
     return f"{_policy()}; frame-ancestors 'none'; sandbox allow-scripts"
 
 
@@ -110,7 +110,8 @@ async def session_page(
 ) -> AsyncIterator[bytes]:
     """Yield the page of a session with all its branches. `window` is the model's context window, if it is known."""
     row = await store.session(session_id)
-    reasons = {move.from_leaf: move.reason for move in reversed(await store.moves(session_id))}  # the last one counts
+    # The newest move comes first. Of several moves away from a leaf, the newest one counts.
+    reasons = {move.from_leaf: move.reason for move in reversed(await store.moves(session_id))}
     page = _HtmlPage(row, redact, window=window)
     try:
         outline = await store.outline(session_id)
@@ -427,7 +428,8 @@ class _EntryRenderer:
                 return ""
 
     def unanswered(self) -> str:
-        """Return the HTML of the last answer's calls that have no result. No result of these calls may follow."""
+        """Return the HTML of the last answer's calls that have no result. Call this only if no
+        result of these calls can follow."""
         calls, self._calls = self._calls, {}
         return "".join(
             f'<details class="entry call failed"><summary><span class="mark" aria-hidden="true">✗</span>'

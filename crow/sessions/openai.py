@@ -1,4 +1,4 @@
-"""Reads messages in the form of OpenAI's chat completions API, checks them, and turns them into bodies of entries."""
+"""Checks messages in the form of OpenAI's chat completions API, and returns their contents as values."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def preset_at(base_url: str) -> Preset:
 
 
 def messages_url_at(base_url: str) -> str:
-    """Return the URL of the Messages API of an endpoint. The result is empty if it is the endpoint's own URL."""
+    """Return the URL of the Messages API of an endpoint, or an empty string if that is the endpoint's own URL."""
     path, parts = preset_at(base_url).messages_path, urlsplit(base_url)
     return urlunsplit((parts.scheme, parts.netloc, path, "", "")) if path else ""
 
@@ -225,8 +225,8 @@ class Target:
 
     @property
     def wires(self) -> tuple[WireName, ...]:
-        """The APIs to try, best first. If the user has chosen one, it is the only one. If the client has set the
-        endpoint, only those of its kind are tried."""
+        """The APIs to try, best first. If the user has chosen an API, only that one is tried. If the client has set the
+        endpoint, only the APIs of the endpoint's kind are tried."""
         chosen = self.options.wire or self.endpoint.wire
         wires = wires_at(self.base_url, self.model) if chosen == "auto" else (chosen,)
         if self.api_type is None:
@@ -480,6 +480,6 @@ def run_key_command(command: Sequence[str]) -> str:
 _WRITES_PATCHES = re.compile(
     r"(?:\A|[/:_-])(?:gpt-?(?:4\.[1-9]|[5-9]|\d\d|oss)|o[34](?![a-z0-9])|codex)", re.IGNORECASE
 )
-"""Models that are trained to edit files with patches."""
+"""Matches the names of models that are trained to edit files with patches."""
 
 _OPENAI = ModelSettings.model_fields["base_url"].default

@@ -81,7 +81,6 @@ _MODEL_OPTIONS = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
 _SCHEME = re.compile(r"[A-Za-z0-9-]+\s+(\S+)")
-"""Matches the value of a header with an authentication scheme, such as `Bearer TOKEN`. The group is the token."""
 _SHORTEST_SECRET = 8
 _COLLECTOR_HEADERS = re.compile("OTEL_EXPORTER_OTLP_(?:[A-Z]+_)?HEADERS")
 _SECRET_KEYS = frozenset(
@@ -376,7 +375,7 @@ class _SettingsReader:
         """Override values from the file with flags and environment variables.
 
         A flag or variable may select an endpoint other than the one in the file. In that case, the file's settings for
-        its endpoint are dropped. The same applies to the model.
+        its endpoint are dropped. If it selects another model, the file's settings for its model are dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -449,7 +448,7 @@ class _SettingsReader:
             keys = dict.fromkeys(str(detail["loc"][0]) if detail["loc"] else None for detail in error.errors())
         prefix = f"{name}."
         for key in keys:
-            if key is None:  # the table as a whole
+            if key is None:  # each value is valid, but they do not fit together
                 self._problems.append(f"{self._file}: {name} must be {_NEEDED[kind]}")
             elif key in kind.model_fields:
                 self._refuse(prefix + key, table[key], kind.model_fields[key])
@@ -533,7 +532,7 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> _Endpo
     collector = {name for name in env if _COLLECTOR_HEADERS.fullmatch(name)}
     variables |= collector
     headers = [unquote(pair.partition("=")[2].strip()) for name in collector for pair in env[name].split(",")]
-    values += [value for value in headers if len(value) >= _SHORTEST_SECRET]
+    values += [_without_scheme(value) for value in headers if len(value) >= _SHORTEST_SECRET]
     database = _configured_database(tree, env)
     variables.add(_FROM_ENVIRONMENT["database.url"])
     if database.url is not None and not database_passwords(database.url.get_secret_value()):
@@ -565,8 +564,13 @@ def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], e
     for name, value in _inner(table, key).items():
         if isinstance(value, str) and names.search(name):
             text = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).strip()
-            found = _SCHEME.fullmatch(text) if key == "headers" else None
-            yield found[1] if found else text
+            yield _without_scheme(text) if key == "headers" else text
+
+
+def _without_scheme(header: str) -> str:
+    """Return only the token of a header's value such as `Bearer TOKEN`, and any other value unchanged."""
+    found = _SCHEME.fullmatch(header)
+    return found[1] if found else header
 
 
 def _masked(table: Mapping[str, object], names: re.Pattern[str]) -> dict[str, object]:

@@ -86,6 +86,20 @@ async def test_revoked_and_expired_links_are_not_found_and_their_files_are_gone(
         await links.revoke("aaaaaaaaaa")
 
 
+async def test_pages_of_killed_processes_are_removed_after_an_hour(store: SqliteStore, tmp_path: Path) -> None:
+    links = links_in(tmp_path)
+    link, _ = await links.add(store, "s1", age="2h", is_strict=False)
+    old, new = "a" * 10, "b" * 10
+    for name in (f"{old}.html", f"{old}.part", f"{link.id}.html", f"{new}.html"):
+        (tmp_path / name).touch()
+        if not name.startswith(new):
+            os.utime(tmp_path / name, (0, 0))
+    assert [one.id for one in await links.list()] == [link.id]
+    assert sorted(name for name in os.listdir(tmp_path) if "crow.db" not in name) == sorted(
+        [f"{link.id}.html", f"{link.id}.json", f"{new}.html"]
+    )
+
+
 async def test_a_link_is_revoked_only_by_its_owner(store: SqliteStore, tmp_path: Path) -> None:
     links = links_in(tmp_path / "links")
     link, _ = await links.add(store, "s1", age="1h", is_strict=False)

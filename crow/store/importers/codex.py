@@ -115,7 +115,7 @@ class _Rollout:
         self._has_meta = False
         """Whether the line with the session's own directory was read."""
         self._total: Mapping[str, Any] = {}
-        """The sum of all token counts in the newest event that had one."""
+        """The session's total token counts, as the newest event with token counts reported them."""
 
     def add(self, number: int, line: Mapping[str, Any]) -> None:
         """Add a line. Old versions of Codex wrote items without an enclosing object."""

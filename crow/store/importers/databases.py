@@ -20,7 +20,7 @@ MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
 
 _MOST_COPIED_BYTES = 64 * 1024 * 1024
-"""`count_rows` copies no larger database if it can count some rows without a copy."""
+"""`count_rows` copies a larger database only if it finds no rows without a copy."""
 _ATTEMPTS = 3
 """A copy is tried this many times if the database changes meanwhile."""
 _FETCH = 20

@@ -42,7 +42,7 @@ class Problem:
 
     path: str
     line: int | None
-    """The number of the line, from 1, or None if `path` says everything."""
+    """The number of the line, from 1, or None if `path` alone says where the problem is."""
     words: str
     """The reason."""
 
@@ -56,9 +56,9 @@ class Problems:
     """The lines and files that could not be imported."""
 
     lines: int = 0
-    """The number of lines."""
+    """The number of skipped lines, messages and other parts of files."""
     files: int = 0
-    """The number of files."""
+    """The number of skipped files."""
     named: list[Problem] = field(default_factory=list)
     """The first 20 problems."""
 

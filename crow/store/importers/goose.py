@@ -60,7 +60,7 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
-    """Return whether a database with these tables is goose's."""
+    """Return whether a database with these tables belongs to goose."""
     return {"sessions", "messages"} <= tables.keys() and {"session_id", "content_json"} <= tables["messages"]
 
 
@@ -142,7 +142,7 @@ class _GooseReader:
         self._has_hidden = False
         """Whether some message so far is hidden from the model."""
         self._is_after_summary = False
-        """Whether only remarks of goose about a summary have followed the summary."""
+        """Whether the message before this one was a summary, or a remark of goose about a summary."""
 
     def add(self, place: str, message: Mapping[str, Any]) -> None:
         """Add a message."""

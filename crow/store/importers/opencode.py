@@ -64,7 +64,7 @@ def is_storage(directory: Path) -> bool:
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
-    """Return whether a database with these tables is opencode's."""
+    """Return whether a database with these tables belongs to opencode."""
     return {"session", "message", "part"} <= tables.keys() and {"id", "directory"} <= tables["session"]
 
 
@@ -186,7 +186,7 @@ class _OpencodeReader:
     def __init__(self, conversation: ConversationBuilder) -> None:
         self._to = conversation
         self._first: dict[str, int] = {}
-        """Maps the id of a message to its first entry. It lacks the messages that became no entry."""
+        """Maps the id of a message to its first entry. Messages that crow left out are missing."""
         self._is_compacting = False
         """Whether the summary of a compaction is still to come. The next two values describe that compaction."""
         self._tail = ""

@@ -52,7 +52,8 @@ class _Tree:
         self._lines = 0
         """The number of lines so far."""
         self._first: dict[str, int] = {}
-        """Maps the id of an entry of pi to its first entry in crow. It lacks the entries that became none."""
+        """Maps the id of an entry of pi to its first entry in crow. Entries of pi that crow left out
+        are missing."""
         self._last: dict[str, int | None] = {}
         """Maps the id of an entry of pi to the leaf after it, or to None if the conversation was still empty."""
         self._parents: dict[str, str] = {}

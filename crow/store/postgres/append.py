@@ -425,7 +425,7 @@ class _SessionState:
     is_owned: bool
     """Whether this store is the owner."""
     orphans: Sequence[InboxItem] = ()
-    """The queued prompts whose store is dead."""
+    """The queued prompts of dead stores."""
     waiting: tuple[QueuedPrompt, ...] = ()
     """Texts about background work that wait in the inbox for the model. Those of other living stores are left out."""
 

@@ -112,7 +112,7 @@ class Database:
         name, is_pooled = database_name(url), lock_url is not None
         if lock_url is not None:
             database_name(lock_url)
-        options: dict[str, Any] = {"statement_cache_size": 0}  # what a pooler can do
+        options: dict[str, Any] = {"statement_cache_size": 0}  # through a pooler, prepared statements fail
         if not is_pooled:
             idle_ms = f"{_IDLE_TIMEOUT_S * 1000:.0f}"
             options = {"server_settings": {"idle_in_transaction_session_timeout": idle_ms, **KEEPALIVES}}

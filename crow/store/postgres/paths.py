@@ -165,7 +165,7 @@ class PathMethods(UsesDatabase):
             while reading:
                 entries = await reading[0]
                 reading.popleft()
-                if most_bytes is None and entries:  # they may be fewer
+                if most_bytes is None and entries:  # `first_entries` may have left out the last ones
                     begun = bisect(path, entries[-1].id)
                 begin(1 if most_bytes is None else _AHEAD)
                 for piece in range(0, len(entries), _PIECE):
@@ -429,7 +429,7 @@ async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int])
         before.conversation,
     )
     found = {row[0] for row in rows}
-    if not found:  # usually; so the path is not read
+    if not found:  # the usual case, in which the path need not be read
         return None
     restores = await sql.fetch(
         "SELECT id, (body::json ->> 'entry')::bigint FROM crow.entries WHERE conversation = $1 AND kind = 'restore'",

@@ -101,7 +101,7 @@ class SessionMethods(UsesDatabase):
             f" AND archived {'IN (true, false)' if archived is None else f'= {bool(archived)}'}"
             " AND ($1::text IS NULL OR cwd = $1)"
         )
-        if seen_by is not None:  # by index: the sessions of other principals are not read
+        if seen_by is not None:  # two indexes find these sessions, so those of other principals are not read
             listed += (
                 " AND number IN (SELECT number FROM crow.sessions WHERE principal = $5 AND deleted_ms IS NULL UNION ALL"
                 " SELECT s.number FROM crow.shares h JOIN crow.sessions s ON s.id = h.session WHERE h.principal = $5)"
