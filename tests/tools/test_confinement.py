@@ -781,3 +781,18 @@ def test_private_directories_are_removed_at_the_end_and_after_a_crash(
     first.remove()
     third.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_cannot_all_be_made_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, file = tmp_path / "temporary", tmp_path / "file"
+    temporary.mkdir()
+    file.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    open_before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with pytest.raises(NotADirectoryError):
+            confiner.Private.create(file / "caches", [tmp_path])
+    assert len(os.listdir("/dev/fd")) == open_before
+    assert list(temporary.iterdir()) == []

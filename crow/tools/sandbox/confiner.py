@@ -523,6 +523,18 @@ class Private:
             fcntl.flock(lock, fcntl.LOCK_EX)
         # the directory gets the name that other sessions search for only after the lock is held
         root = new.rename(temporary / f"{_PREFIX}{new.name.removeprefix('crow-new-')}")
+        try:
+            directories, kept = cls._make_directories(root, caches, roots)
+        except BaseException:  # the next command tries again
+            _remove_tree(root)
+            os.close(lock)
+            raise
+        return cls(root=root, directories=directories, kept=kept, lock=lock)
+
+    @staticmethod
+    def _make_directories(root: Path, caches: Path | None, roots: Sequence[Path]) -> tuple[PrivateDirectories, Path]:
+        """Create the directories in `root`, and those for the caches of the workspace. Return them, and the one for
+        `Private.kept`. :raises OSError: a directory cannot be created."""
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         place = root if caches is None else Path(os.path.realpath(caches)) / name
         caches_of_commands = place / "caches"
@@ -538,7 +550,7 @@ class Private:
         directories = PrivateDirectories(
             temporary=root / "temporary", caches=caches_of_commands, blank=root / "hidden", trust=root / "trust"
         )
-        return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
+        return directories, place / "kept"
 
     def new_layers(self, number: int) -> Path:
         """Create a new directory for the overlays of one command."""
