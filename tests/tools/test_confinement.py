@@ -781,3 +781,44 @@ def test_private_directories_are_removed_at_the_end_and_after_a_crash(
     first.remove()
     third.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_cannot_all_be_made_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, file = tmp_path / "temporary", tmp_path / "file"
+    temporary.mkdir()
+    file.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    open_before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with pytest.raises(NotADirectoryError):
+            confiner.Private.create(file / "caches", [tmp_path])
+    assert len(os.listdir("/dev/fd")) == open_before
+    assert list(temporary.iterdir()) == []
+
+
+@users
+def test_a_tree_is_removed_even_if_its_owner_cannot_read_it(user: str) -> None:
+    """The kernel leaves such trees behind for each overlay."""
+
+    async def scenario(place: Place) -> Any:
+        top = place.base / "top"
+        deepest = top / "work" / "incompat" / "volatile"
+        deepest.mkdir(parents=True)
+        (deepest / "dirty").touch()
+        for path in (deepest / "dirty", deepest, deepest.parent, deepest.parent.parent):
+            path.chmod(0)
+        confiner._remove_tree(top)
+        return top.exists()
+
+    assert as_user(user, scenario) is False
+
+
+def test_the_rest_of_a_directory_that_a_session_could_not_remove_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "crow-session-old" / "layers").mkdir(parents=True)
+    confiner.Private.create(None, [tmp_path]).remove()
+    assert list(tmp_path.iterdir()) == []

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_PAGES = 100
 """Crow remembers this many pages of a server that the user was asked to visit."""
+_ID_CHARS = 1_000
+"""A page with a longer id is not remembered, so the server cannot close it."""
 
 
 class ServerQuestions:
@@ -57,8 +59,6 @@ class ServerQuestions:
         self._open: dict[anyio.CancelScope, str] = {}
         """Maps the scope of each open question to the id of its call. The id is empty if it is not certain which call
         the question belongs to."""
-        self._waits = 0
-        """How many questions to the user and requests to the model have no answer yet."""
         self._pages: dict[str, str] = {}
         """Maps the server's ids of pages that the user was asked to visit to crow's ids."""
         self._login: anyio.CancelScope | None = None
@@ -92,14 +92,12 @@ class ServerQuestions:
     ) -> mcp.ElicitResult | mcp.ErrorData:
         """Pass a question from the server to the user. If exactly one call is running, the question is attributed to
         that call."""
-        if self._waits >= SERVER_WAITS:
-            return self._refused_wait()
         call_id, question_id = self._call_id(), self._new_id()
-        if isinstance(params, mcp.ElicitRequestURLParams) and params.elicitation_id:
-            self._pages[params.elicitation_id] = question_id
+        page_id = params.elicitation_id if isinstance(params, mcp.ElicitRequestURLParams) else None
+        if page_id is not None and len(page_id) <= _ID_CHARS:
+            self._pages[page_id] = question_id
             if len(self._pages) > _MAX_PAGES:
                 del self._pages[next(iter(self._pages))]
-        self._waits += 1
         with anyio.CancelScope() as scope:
             if self._running:
                 self._open[scope] = call_id
@@ -107,7 +105,6 @@ class ServerQuestions:
                 return await ask_user(self._elicitation, self._server.name, params, call_id, question_id)
             finally:
                 self._open.pop(scope, None)
-                self._waits -= 1
         return mcp.ElicitResult(action="cancel")
 
     async def finish_page(self, elicitation_id: str) -> None:
@@ -129,23 +126,17 @@ class ServerQuestions:
         except ArgumentError as error:
             logger.warning("MCP server %s: its request to the model was refused: %s", server.name, error)
             return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
-        if self._waits >= SERVER_WAITS:
-            return self._refused_wait()
-        self._waits += 1
+        if sum(1 for each in self._open.values() if each) >= SERVER_WAITS:
+            words = f"{SERVER_WAITS} requests wait already"
+            logger.info("MCP server %s: its request to the model was refused: %s", server.name, words)
+            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
         with anyio.CancelScope() as scope:
             self._open[scope] = request.call.call_id
             try:
                 return result_of(await self._sampler.sample(request, progress_sender(context)))
             finally:
                 self._open.pop(scope, None)
-                self._waits -= 1
         return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
-
-    def _refused_wait(self) -> mcp.ErrorData:
-        """Return the error for a question that comes while too many others have no answer."""
-        words = f"{SERVER_WAITS} requests wait already"
-        logger.info("MCP server %s: its question was refused: %s", self._server.name, words)
-        return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
 
     @property
     def can_ask(self) -> bool:

@@ -27,7 +27,8 @@ _SAMPLING = "sampling"
 its tools."""
 
 SERVER_WAITS = 16
-"""A server may have at most this many open questions to the user and requests to the model at once."""
+"""A server's request to the model is refused if this many of its questions and requests already wait. The client limits
+questions by itself."""
 
 _MAX_MESSAGES = 200
 _MAX_CHARS = 100_000

@@ -523,6 +523,18 @@ class Private:
             fcntl.flock(lock, fcntl.LOCK_EX)
         # the directory gets the name that other sessions search for only after the lock is held
         root = new.rename(temporary / f"{_PREFIX}{new.name.removeprefix('crow-new-')}")
+        try:
+            directories, kept = cls._make_directories(root, caches, roots)
+        except BaseException:  # the next command tries again
+            _remove_tree(root)
+            os.close(lock)
+            raise
+        return cls(root=root, directories=directories, kept=kept, lock=lock)
+
+    @staticmethod
+    def _make_directories(root: Path, caches: Path | None, roots: Sequence[Path]) -> tuple[PrivateDirectories, Path]:
+        """Create the directories in `root`, and those for the caches of the workspace. Return them, and the one for
+        `Private.kept`. :raises OSError: a directory cannot be created."""
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         place = root if caches is None else Path(os.path.realpath(caches)) / name
         caches_of_commands = place / "caches"
@@ -538,7 +550,7 @@ class Private:
         directories = PrivateDirectories(
             temporary=root / "temporary", caches=caches_of_commands, blank=root / "hidden", trust=root / "trust"
         )
-        return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
+        return directories, place / "kept"
 
     def new_layers(self, number: int) -> Path:
         """Create a new directory for the overlays of one command."""
@@ -558,7 +570,7 @@ def _remove_stale(temporary: Path) -> None:
         with suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
-            lock = os.open(path / "lock", os.O_RDWR)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # it may be gone, but not all of the rest
             try:
                 if sys.platform != "win32":
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -604,16 +616,27 @@ def _remove_later(path: Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    """Remove as much of a directory as possible, even parts that the owner cannot read."""
+    """Remove as much of a directory as possible, even parts that the owner cannot read. The kernel makes such parts for
+    each overlay, several levels deep."""
 
     def retry(_function: object, name: str, _error: object) -> None:
         with suppress(OSError):
-            for folder in (os.path.dirname(name), name):
-                if os.path.isdir(folder) and not os.path.islink(folder):
-                    os.chmod(folder, 0o700)
+            was_parent_closed, was_closed = _open_up(os.path.dirname(name)), _open_up(name)
+            if not was_parent_closed and not was_closed:
+                return
             if os.path.isdir(name) and not os.path.islink(name):
-                shutil.rmtree(name, ignore_errors=True)
+                shutil.rmtree(name, onerror=retry)
             else:
                 os.unlink(name)
 
     shutil.rmtree(path, onerror=retry)
+
+
+def _open_up(folder: str) -> bool:
+    """Give the owner all rights in a directory. Return whether the owner did not have them."""
+    if os.path.islink(folder) or not os.path.isdir(folder):
+        return False
+    mode = stat.S_IMODE(os.lstat(folder).st_mode)
+    if mode & 0o700 != 0o700:
+        os.chmod(folder, mode | 0o700)
+    return mode & 0o700 != 0o700

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp_types import INVALID_REQUEST, ElicitRequestFormParams, ElicitRequestURLParams, ErrorData, Tool
+from mcp_types import ElicitRequestURLParams, Tool
 
 from crow.domain.entries import CallRef
 from crow.domain.errors import ArgumentError
@@ -22,7 +22,6 @@ from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import ExternalTool, external_tool, schema_fault, tool_fault
 from crow.tools.mcp.offers import Offers
 from crow.tools.mcp.questions import ServerQuestions
-from crow.tools.mcp.sampling import SERVER_WAITS
 from crow.tools.mcp.schemas import plain_schema
 from crow.tools.process import HiddenKeys
 from crow.tools.servers import THE_WORKSPACE, ServerOptions, StdioServer
@@ -257,31 +256,6 @@ async def test_a_question_that_the_server_takes_back_is_no_longer_asked(open_box
             assert await box.run("srv__withdraw") == Outcome(text="withdrawn")
             await ended.wait()
         tasks.cancel_scope.cancel()
-
-
-async def test_a_server_can_ask_only_some_questions_at_once() -> None:
-    class Undecided(User):
-        async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-            self.questions.append(question)
-            await anyio.sleep_forever()
-            raise AssertionError
-
-    user = Undecided(ElicitationAnswer(action="accept"), "form")
-    server = StdioServer(name="srv", command="x")
-    questions = ServerQuestions(server, "srv", HiddenKeys, user, None, is_starting=bool)
-    form = ElicitRequestFormParams(message="Which?", requested_schema={"type": "object", "properties": {}})
-    refused: list[object] = []
-
-    async def ask() -> None:
-        refused.append(await questions.on_elicitation(None, form))  # type: ignore[arg-type]
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(SERVER_WAITS + 2):
-            tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    assert len(user.questions) == SERVER_WAITS
-    assert refused == [ErrorData(code=INVALID_REQUEST, message="16 requests wait already")] * 2
 
 
 async def test_a_server_can_close_only_its_own_pages() -> None:
