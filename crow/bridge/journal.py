@@ -232,6 +232,8 @@ class Journal:
             self._answered_us(self._own.pop(message_id), message)
             return
         elif _is_id(message_id) and message_id in self._pending:
+            if self._is_refused_for_now(self._pending[message_id], message):
+                return
             text = self._answered(text, self._pending.pop(message_id), message)
         if text:
             self.to_editor.append(text)
@@ -462,6 +464,13 @@ class Journal:
         if isinstance(session, str):
             self._note_cursor(session, result)
         return text
+
+    def _is_refused_for_now(self, pending: _Pending, message: _Message) -> bool:
+        """Return whether a server that shuts down has refused the request, so that the bridge can send the request
+        again on the next connection."""
+        method = pending.message["method"]
+        reason = _object(_object(message.get("error")).get("data")).get("reason")
+        return reason == "draining" and (method in _REPEATABLE or method in _NAMED) and not pending.cancels
 
     def _note_server(self, initialized: _Message) -> None:
         self._knows_names = "promptId" in _object(_object(initialized.get("_meta")).get("crow"))

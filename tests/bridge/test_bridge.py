@@ -574,3 +574,14 @@ def test_a_late_answer_to_a_withdrawn_question_answers_no_question_of_the_next_s
     accepted = {"jsonrpc": "2.0", "id": again["id"], "result": {"action": "accept"}}
     journal.editor_sent(json.dumps(accepted).encode())
     assert [json.loads(each) for each in journal.to_server] == [accepted | {"id": 0}]
+
+
+@pytest.mark.parametrize("method", ["session/prompt", "session/new"])
+def test_a_request_that_a_server_refuses_while_it_shuts_down_goes_to_the_next_one(method: str) -> None:
+    line = Line()
+    sent = line.send(method, sessionId="s", prompt=[])
+    refusal = {"code": -32603, "message": "This server is shutting down.", "data": {"reason": "draining"}}
+    line.journal.server_sent(json.dumps({"jsonrpc": "2.0", "id": sent["id"], "error": refusal}).encode())
+    assert line.journal.to_editor == []
+    assert line.restart() == [sent]
+    assert line.answer({"result": {"sessionId": "s"}})["result"] == {"sessionId": "s"}
