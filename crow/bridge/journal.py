@@ -542,6 +542,7 @@ class Journal:
         """Repeat the requests that have no response. Then send the editor's messages that arrived while there was no
         connection."""
         self.is_live = True
+        repeated = list(self._notices)
         for request_id, pending in tuple(self._pending.items()):
             method = pending.message["method"]
             if method == "initialize":
@@ -553,8 +554,9 @@ class Journal:
                 self._refuse(pending, _lost_answer(method, is_restarted=is_run_again))
                 continue
             pending.is_repeated = True
-            self.to_server += [self._repeated(pending), *pending.cancels]
-        self.to_server += [line for _, line in self._notices]
+            repeated += [(pending.number, line) for line in (self._repeated(pending), *pending.cancels)]
+        # In the order of the editor: a notification that cancels one turn must not cancel a later one.
+        self.to_server += [line for _, line in sorted(repeated, key=lambda each: each[0])]
         held, self._held, self.held_bytes = self._held, [], 0
         for line in held:
             self.editor_sent(line)
