@@ -232,6 +232,8 @@ class Journal:
             self._answered_us(self._own.pop(message_id), message)
             return
         elif _is_id(message_id) and message_id in self._pending:
+            if self._is_refused_for_now(self._pending[message_id], message):
+                return
             text = self._answered(text, self._pending.pop(message_id), message)
         if text:
             self.to_editor.append(text)
@@ -463,6 +465,13 @@ class Journal:
             self._note_cursor(session, result)
         return text
 
+    def _is_refused_for_now(self, pending: _Pending, message: _Message) -> bool:
+        """Return whether a server that shuts down has refused the request, so that the bridge can send the request
+        again on the next connection."""
+        method = pending.message["method"]
+        reason = _object(_object(message.get("error")).get("data")).get("reason")
+        return reason == "draining" and (method in _REPEATABLE or method in _NAMED) and not pending.cancels
+
     def _note_server(self, initialized: _Message) -> None:
         self._knows_names = "promptId" in _object(_object(initialized.get("_meta")).get("crow"))
 
@@ -533,6 +542,7 @@ class Journal:
         """Repeat the requests that have no response. Then send the editor's messages that arrived while there was no
         connection."""
         self.is_live = True
+        repeated = list(self._notices)
         for request_id, pending in tuple(self._pending.items()):
             method = pending.message["method"]
             if method == "initialize":
@@ -544,8 +554,9 @@ class Journal:
                 self._refuse(pending, _lost_answer(method, is_restarted=is_run_again))
                 continue
             pending.is_repeated = True
-            self.to_server += [self._repeated(pending), *pending.cancels]
-        self.to_server += [line for _, line in self._notices]
+            repeated += [(pending.number, line) for line in (self._repeated(pending), *pending.cancels)]
+        # In the order of the editor: a notification that cancels one turn must not cancel a later one.
+        self.to_server += [line for _, line in sorted(repeated, key=lambda each: each[0])]
         held, self._held, self.held_bytes = self._held, [], 0
         for line in held:
             self.editor_sent(line)

@@ -304,7 +304,14 @@ class SessionHost:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Import the packages that prompts need, and ask the endpoint which models it has."""
+        """Import the packages that prompts need, and ask the endpoint which models it has. Only log an error, such as
+        too little memory: the first prompt will tell the user."""
+        try:
+            await self._warm()
+        except Exception:
+            logger.exception("The first prompt could not be prepared")
+
+    async def _warm(self) -> None:
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():

@@ -322,13 +322,14 @@ class Methods:
         # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self.writable(params["sessionId"])
         key = (self.sessions.requester.connection_id, opened.session.id, params.request_id)
-        run = self.host.prompts.again(self._connection, key)
+        blocks = params.get("prompt")
+        run = self.host.prompts.again(self._connection, key, blocks)
         if run is None:
             session, metadata = opened.session, session_metadata(params)
             is_first = session.branch.projection.prompt is None
-            parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
+            parts = without_repeated_prompts(parts_from(blocks), is_first=is_first)
             prompt = session.submit(parts, metadata, prompt_name(params))
-            run = PromptRun(session, prompt, self._connection)
+            run = PromptRun(session, prompt, self._connection, blocks)
             self.host.prompts.run(run, key)
         opened.note_sent(run.prompt.message_id)
         return opened, run

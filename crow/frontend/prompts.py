@@ -30,11 +30,12 @@ request."""
 class PromptRun:
     """A prompt whose turn runs to its end even if the connection that sent the prompt breaks.
 
-    `connection` is the connection that now waits for the response.
+    `connection` is the connection that now waits for the response. `blocks` are the content blocks of the request.
     """
 
-    def __init__(self, session: Session, prompt: PendingPrompt, connection: ClientConnection) -> None:
+    def __init__(self, session: Session, prompt: PendingPrompt, connection: ClientConnection, blocks: object) -> None:
         self.session = session
+        self.blocks = blocks
         self.prompt = prompt
         self.connection = connection
         self.ended_at: float | None = None
@@ -65,14 +66,14 @@ class RunningPrompts:
         self._idle = idle
         self._runs: dict[PromptKey, PromptRun] = {}
 
-    def again(self, connection: ClientConnection, key: PromptKey) -> PromptRun | None:
+    def again(self, connection: ClientConnection, key: PromptKey, blocks: object) -> PromptRun | None:
         """Return the original prompt if a client repeats it after its connection broke. Return None if the prompt is
-        new.
+        new. A client may use the id of an earlier request for a new prompt, so the content blocks are compared.
 
         From now on, the response to the original prompt goes to `connection`.
         """
         known = self._runs.get(key) if key[0] else None
-        if known is None or known.connection is connection:
+        if known is None or known.connection is connection or known.blocks != blocks:
             return None
         known.connection = connection
         return known

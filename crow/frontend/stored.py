@@ -39,8 +39,9 @@ class StoredSessions:
             async with self._host.lock(session_id):
                 self._host.refuse_if_running(session_id)
                 await self._close_everywhere(session_id)  # first, so that a later request finds no open session
-                self._announce(await store.session(session_id), "deleted")
+                row = await store.session(session_id)
                 await store.delete_session(session_id)
+                self._announce(row, "deleted")
         self._host.idle.tidy_soon()
         return {}
 
@@ -56,8 +57,8 @@ class StoredSessions:
             await self._close_everywhere(session_id)  # first, so that a later request finds no open session
             row = await store.session(session_id)
             if not row.archived:
-                self._announce(row, "archived")
                 await store.update_session(session_id, SessionChanges(archived=True))
+                self._announce(row, "archived")
         return {}
 
     async def unarchive(self, params: RequestParams) -> dict[str, Any]:

@@ -384,15 +384,17 @@ class AcpService:
             raise Refused(503, problem, "draining", retry_after_s=_RETRY_AFTER_S)
         token = _bearer_token(websocket.headers) or cookie_token(websocket)
         grant = await self._access.admit(token, address)
+        principal = None if grant is None else grant.principal
         # The old connection of a client that connects again ends now, so it takes no place.
-        others = [client for client in self.clients.values() if client.id != websocket.headers.get(_CONNECTION_ID)]
+        old = (websocket.headers.get(_CONNECTION_ID), principal)
+        others = [client for client in self.clients.values() if (client.id, client.principal) != old]
         if len(others) >= self._max_connections:
             problem = (
                 f"{self._max_connections} clients are connected, and this server allows no more. Connect again later."
             )
             raise Refused(503, problem, "full", retry_after_s=_RETRY_AFTER_S)
         if grant is not None:
-            connected = sum(client.principal == grant.principal for client in others)
+            connected = sum(client.principal == principal for client in others)
             if connected >= self._max_connections_each:
                 problem = f"You have {connected} connections, and this server allows no more. Close one of them."
                 raise Refused(503, problem, "full_each", retry_after_s=_RETRY_AFTER_S)

@@ -236,10 +236,7 @@ class _Server:
 
     async def warm(self) -> None:
         """Import the packages that the first prompt needs."""
-        try:
-            await self._host.warm()
-        except Exception:
-            logger.exception("The first prompt could not be prepared")
+        await self._host.warm()
 
     @property
     def _busy_sessions(self) -> int:

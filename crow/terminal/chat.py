@@ -521,11 +521,14 @@ class _Chat:
             self._start(self._connection.cancel(self._session.id))
 
     async def _next_mode(self) -> None:
-        """Change to the next permission mode."""
-        mode = MODES[(MODES.index(self._mode) + 1) % len(MODES)] if self._mode in MODES else MODES[0]
-        await self._connection.call("session/set_mode", {"sessionId": self._session.id, "modeId": mode})
-        self._mode = mode
-        self._keyboard.refresh()
+        """Change to the next permission mode. Skip a mode that the server refuses: `auto` may need a sandbox."""
+        now = MODES.index(self._mode) if self._mode in MODES else -1
+        for mode in (*MODES[now + 1 :], *MODES[: max(0, now)]):
+            with suppress(RequestError):
+                await self._connection.call("session/set_mode", {"sessionId": self._session.id, "modeId": mode})
+                self._mode = mode
+                self._keyboard.refresh()
+                return
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
         """Do work in the background. Its failure is only logged."""

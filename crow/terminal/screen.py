@@ -314,7 +314,7 @@ def discard_input(fd: int) -> None:
         termios.tcflush(fd, termios.TCIFLUSH)
 
 
-def shell_quoted(rule: str) -> str:
-    """Return the rule in quotes for a shell's command line."""
-    line = on_one_line(rule)
+def shell_quoted(text: str) -> str:
+    """Return a text, such as a rule or an alias, in quotes for a shell's command line."""
+    line = on_one_line(text)
     return "'" + line.replace("'", "'\\''") + "'"

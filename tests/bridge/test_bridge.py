@@ -487,16 +487,17 @@ class Line:
         found: dict[str, Any] = json.loads(self.journal.to_editor.pop())
         return found
 
-    def restart(self) -> list[dict[str, Any]]:
-        """What a new server gets, after the old one has received everything. `own` has the bridge's own requests."""
+    def restart(self, *, has_read: bool = True) -> list[dict[str, Any]]:
+        """What a new server gets, after the old one has read everything or nothing. `own` has the bridge's requests."""
         self.own: list[dict[str, Any]] = []
-        self.journal.acknowledged(self.journal.number)
+        if has_read:
+            self.journal.acknowledged(self.journal.number)
         self.journal.lost()
         self.journal.connected(is_known=False)
         sent = []
         while self.journal.to_server:
             message = json.loads(self.journal.to_server.pop(0))
-            if str(message["id"]).startswith("crow-bridge"):
+            if str(message.get("id")).startswith("crow-bridge"):
                 self.own.append(message)
                 result = self.initialized if message["method"] == "initialize" else {}
                 answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
@@ -574,3 +575,23 @@ def test_a_late_answer_to_a_withdrawn_question_answers_no_question_of_the_next_s
     accepted = {"jsonrpc": "2.0", "id": again["id"], "result": {"action": "accept"}}
     journal.editor_sent(json.dumps(accepted).encode())
     assert [json.loads(each) for each in journal.to_server] == [accepted | {"id": 0}]
+
+
+@pytest.mark.parametrize("method", ["session/prompt", "session/new"])
+def test_a_request_that_a_server_refuses_while_it_shuts_down_goes_to_the_next_one(method: str) -> None:
+    line = Line()
+    sent = line.send(method, sessionId="s", prompt=[])
+    refusal = {"code": -32603, "message": "This server is shutting down.", "data": {"reason": "draining"}}
+    line.journal.server_sent(json.dumps({"jsonrpc": "2.0", "id": sent["id"], "error": refusal}).encode())
+    assert line.journal.to_editor == []
+    assert line.restart() == [sent]
+    assert line.answer({"result": {"sessionId": "s"}})["result"] == {"sessionId": "s"}
+
+
+def test_a_cancellation_that_came_before_a_prompt_is_repeated_before_it() -> None:
+    line = Line()
+    cancel = {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "s"}}
+    line.journal.editor_sent(json.dumps(cancel).encode())
+    line.journal.to_server.clear()
+    prompt = line.send("session/prompt", sessionId="s", prompt=[])
+    assert line.restart(has_read=False) == [cancel, prompt]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -11,9 +12,13 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.domain.errors import StoreError
+from crow.app import Wiring
+from crow.domain.errors import CrowError, StoreError
+from crow.frontend import agent
 from crow.frontend.host import ServerDependencies
+from crow.settings import load_settings
 from crow.store import Store
+from crow.terminal.connection import TerminalConnection
 from tests.support.scripted_model import Say
 from tests.support.shared_host import shared
 
@@ -83,3 +88,37 @@ async def test_a_connection_stays_if_old_changes_of_commands_cannot_be_removed(t
         await ann.until_kind("usage_update")
         assert (await ann.prompt(session, "hello"))["stopReason"] == "end_turn"
         assert old.exists()
+
+
+class Nobody:
+    """A client that is sent nothing."""
+
+    async def update(self, params: Any) -> None: ...
+
+    async def ask_permission(self, params: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    async def elicit(self, params: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+async def test_a_process_whose_imports_fail_while_it_is_idle_still_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "_WARM_AFTER_S", 0.01)
+    tried = anyio.Event()
+
+    async def fail() -> None:
+        tried.set()
+        raise CrowError("There is not enough memory.")
+
+    wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path)}))
+    connection = TerminalConnection(Nobody(), lambda: wiring.store)
+    serving = asyncio.create_task(agent.serve(connection, replace(wiring.dependencies(), import_rest=fail)))
+    serving.add_done_callback(connection.close)
+    await connection.started.wait()
+    await tried.wait()
+    assert await connection.call("session/list", {}) == {"sessions": []}
+    connection.stop()
+    await serving
+    await wiring.close()

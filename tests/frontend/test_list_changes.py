@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from crow.domain.errors import StoreError
 from crow.frontend.requester import Requester
+from crow.protocol.frames import RequestError
+from crow.store import SessionChanges, SessionRow, Store
 from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say
 from tests.support.shared_host import Watcher, shared
@@ -108,3 +113,29 @@ async def test_a_word_finds_sessions_by_id_alias_title_or_the_start_of_the_id(tm
         assert await client.call("_session/prompts", sessionId=first) == {
             "prompts": [{"number": 1, "text": "hello"}, {"number": 2, "text": "again"}]
         }
+
+
+class ReadOnly(PrincipalStore):
+    """A store in which no session can be deleted or archived."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, None)
+
+    async def delete_session(self, session_id: str) -> None:
+        raise StoreError("The database is read-only.")
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        raise StoreError("The database is read-only.")
+
+
+async def test_other_clients_are_not_told_of_a_change_that_could_not_be_stored(tmp_path: Path) -> None:
+    async with shared(tmp_path) as on:
+        watcher, actor = await on.client(), await on.client(requester=Requester(view=ReadOnly))
+        await watcher.new()
+        session = await actor.new()
+        for method in ("session/archive", "session/delete"):
+            with pytest.raises(RequestError, match="read-only"):
+                await actor.call(method, sessionId=session)
+        await actor.new()
+        await watcher.until(lambda _: len(changes(watcher)) > 1)
+        assert [change for change, _ in changes(watcher)] == ["created", "created"]

@@ -357,6 +357,18 @@ async def test_a_prompt_to_another_session_is_not_taken_for_the_original_prompt(
         await again.until_kind("agent_message_chunk", "Other.")
 
 
+async def test_another_prompt_with_the_id_of_an_earlier_request_runs(tmp_path: Path) -> None:
+    async with shared(tmp_path, Say(text=("First.",)), Say(text=("Second.",))) as host:
+        ann = await host.client(requester=Requester(connection_id="c1"))
+        session = await ann.new()
+        await ann.prompt(session, "go")  # request 3
+        await ann.drop()
+        again = await host.client(requester=Requester(connection_id="c1"))
+        await again.open("session/resume", session)
+        await again.prompt(session, "go on")  # request 3
+        await again.until_kind("agent_message_chunk", "Second.")
+
+
 async def test_only_the_oldest_results_are_dropped_if_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,22 @@ async def test_each_question_about_a_running_call_is_shown_until_it_is_answered(
         assert await browser.run("shown()") == ["host B"]
 
 
+async def test_a_prompt_that_a_server_refuses_while_it_shuts_down_runs_on_the_next_connection(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    async with Chromium() as browser:
+        await start_session(browser, server, tmp_path / "work")
+        await browser.run(
+            "window.request = connection.request; connection.request = async () => { throw new Refused("
+            "{ message: 'This server is shutting down.', data: { reason: 'draining' } }); }"
+        )
+        await send(browser, "say hello")
+        await browser.run("new Promise((resolve) => setTimeout(resolve, 50))")
+        await browser.run("connection.request = request; connection.socket.close()")
+        await browser.wait_for("document.querySelector('#log .agent')?.textContent.includes('hello')")
+        await browser.wait_for("current.unanswered.size === 0")
+
+
 async def test_a_question_is_shown_within_200_ms(server: ServerProcess, tmp_path: Path) -> None:
     async with Chromium() as browser:
         await start_session(browser, server, tmp_path / "work")

@@ -244,7 +244,7 @@ def test_lines_below_a_turn_fit_a_terminal_that_becomes_narrower(shell: Shell) -
         terminal.type(f"next{ENTER}")
         terminal.wait_for("Esc takes it back")
         terminal.resize(60, 20)
-        terminal.wait_for("sends it into this turn · Esc t\x1b8")  # the line is cut, and the cursor goes back
+        terminal.wait_for("sends it into this turn · Esc …\x1b8")  # the line is cut, and the cursor goes back
         gate.open()
         terminal.wait_for("rest")
 

@@ -188,7 +188,7 @@ def test_what_cannot_work_elsewhere_is_said_before_connecting(shell: Shell) -> N
 
 class HostileServer(FakeServer):
     """A server that sends what it likes: `messages` before the answer to a method, and `results` as the answers of
-    methods. A result that is a text is the message of an error."""
+    methods. A result may be a function of the request. A text is the message of an error."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -202,9 +202,11 @@ class HostileServer(FakeServer):
             self.received.append(message)
             for each in self.messages.get(method, ()):
                 connection.frame(1, each) if isinstance(each, bytes) else connection.send(each)
-            if isinstance(error := self.results.get(method), str):
-                connection.send({"id": request_id, "error": {"code": -32603, "message": error}})
-            elif (result := self.results.get(method, {"stopReason": "end_turn"})) is not None:
+            result = self.results.get(method, {"stopReason": "end_turn"})
+            result = result(message) if callable(result) else result
+            if isinstance(result, str):
+                connection.send({"id": request_id, "error": {"code": -32603, "message": result}})
+            elif result is not None:
                 connection.send({"id": request_id, "result": result})
             return
         super()._handle(connection, data)
@@ -437,6 +439,30 @@ def test_an_error_at_a_command_is_shown_and_another_session_shows_only_its_own_h
             assert terminal.wait() == 0
     assert "Whose?" in terminal.shown
     assert "Not mine." not in terminal.shown
+
+
+def test_shift_tab_skips_a_mode_that_the_server_refuses(shell: Shell) -> None:
+    def set_mode(request: Message) -> Any:
+        return "Mode auto is not available." if request["params"]["modeId"] == "auto" else {}
+
+    option = {"id": "mode", "currentValue": "accept-edits", "options": []}
+    with hostile(shell) as server:
+        server.results = {
+            "session/new": {"sessionId": "s1", "configOptions": [option]},
+            "session/list": {"sessions": []},
+            "session/set_mode": set_mode,
+        }
+        address = str(shell.place.parent / "h.sock")
+        with shell.in_terminal("chat", "--connect", address, **elsewhere(shell)) as terminal:
+            terminal.wait_for(READY)
+            terminal.type("\x1b[Z")
+            terminal.wait_for("plan")
+            terminal.type("\x1b[Z")
+            terminal.wait_for("ask")
+            terminal.type(CTRL_D)
+            assert terminal.wait() == 0
+    asked = [each["params"]["modeId"] for each in server.received if each.get("method") == "session/set_mode"]
+    assert asked == ["plan", "auto", "ask"]
 
 
 class Answering:

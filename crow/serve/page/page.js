@@ -400,7 +400,7 @@ async function sendPrompt(session, id, text) {
     });
     if (result.stopReason !== "end_turn") session.addRemark(`The turn ended: ${result.stopReason.replaceAll("_", " ")}.`);
   } catch (error) {
-    if (error instanceof Broken) return;
+    if (error instanceof Broken || error.reason === "draining") return; // it is sent again on the next connection
     session.addRemark(error.message);
   } finally {
     session.sending.delete(id);
