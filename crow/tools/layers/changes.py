@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from crow.tools.layers.place import Layer, Overlay
@@ -177,6 +178,8 @@ class _Look:
         self._rules = rules
         self._changes = changes
         self._entries = 0
+        self._around_kept = {str(folder) for kept in layer.kept for folder in Path(kept).parents}
+        """The directories in which crow kept something while commands ran."""
         self._late_indexes: list[str] = []
         """Git indexes that somebody else has changed since the layer was opened. Relative to the root."""
 
@@ -254,7 +257,7 @@ class _Look:
         kept = self._layer.kept.get(f"{self._root}/{path}")
         if kept is not None and kept.is_removed:  # somebody else has created it since
             return
-        walked = Walked()
+        walked = self._walked(path)
         before = state_of(name, below, walked=walked)
         if self._is_late(walked, path, is_ignored):
             return
@@ -281,7 +284,7 @@ class _Look:
             return
         if before is None and self._was_kept(path, name, above, status):
             return
-        walked = Walked()
+        walked = self._walked(path)
         old = ABSENT if before is None else state_with(before, name, below, walked=walked)
         if before is not None and self._is_same_file(name, above, below, status, before):
             return
@@ -352,6 +355,17 @@ class _Look:
         except OSError:
             return False
 
+    def _walked(self, path: str) -> Walked:
+        """Return what a walk over the workspace's path fills in. What crow kept in it while commands ran is no change
+        by somebody else, and neither is the time of a directory around that."""
+        full = f"{self._root}/{path}"
+
+        def is_own(inner: str, status: os.stat_result) -> bool:
+            each = f"{full}/{inner}" if inner else full
+            return each in self._around_kept or status.st_ctime_ns <= self._layer.unchanged_since(each)
+
+        return Walked(is_own=is_own) if self._around_kept else Walked()
+
     def _is_late(self, walked: Walked, path: str, is_ignored: bool) -> bool:
         """Record a conflict if the workspace's file was changed after the layer was opened."""
         if walked.newest_ns <= self._layer.unchanged_since(f"{self._root}/{path}"):
@@ -362,7 +376,11 @@ class _Look:
     def _is_changed_below(self, below: int, path: str) -> bool:
         """Return whether somebody else has created or removed files in an open directory of the workspace. Then a copy
         in the layer whose original is not there was not moved there by a command: its original is gone."""
-        return os.fstat(below).st_ctime_ns > self._layer.unchanged_since(f"{self._root}/{path}")
+        full = f"{self._root}/{path}"
+        own = [
+            kept.moved_ns for name, kept in self._layer.kept.items() if os.path.dirname(name) == os.path.dirname(full)
+        ]
+        return os.fstat(below).st_ctime_ns > max([self._layer.unchanged_since(full), *own])
 
     def _conflict(self, path: str, is_ignored: bool) -> None:
         """Note that somebody else changed a path. What git ignores can be made again: there the workspace's file stays,

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -89,6 +89,8 @@ class Walked:
     files: int = 0
     size: int = 0
     """In bytes on the disk."""
+    is_own: Callable[[str, os.stat_result], bool] = lambda _path, _status: False
+    """Returns whether crow itself made the last change of a path, so that it does not count."""
 
 
 def kind_of(mode: int) -> Kind:
@@ -193,7 +195,7 @@ def meta_of(status: os.stat_result, xattrs: tuple[tuple[str, str], ...]) -> Stat
 
 
 def _note_change(walked: Walked, status: os.stat_result, path: str) -> None:
-    if status.st_ctime_ns > walked.newest_ns:
+    if status.st_ctime_ns > walked.newest_ns and not walked.is_own(path, status):
         walked.newest_ns, walked.newest = status.st_ctime_ns, path
 
 

@@ -34,6 +34,7 @@ from tests.tools.layers.trees import (
     in_child,
     in_layer,
     picture,
+    run_line,
 )
 
 
@@ -281,3 +282,14 @@ def test_what_a_running_command_removes_after_it_was_kept_is_removed(world: Worl
     ]
     apply(prepare(world.place, world.layer, changes))
     assert sorted(world.picture()) == [".", "build", "d", "d/mine", "d/z", "later", "src", "src/b"]
+
+
+@pytest.mark.parametrize("line", ["rm -r src", "mv src moved", "mv a b", "rm -r src; mkdir src; echo 2 > src/new"])
+def test_a_running_command_is_in_no_conflict_with_what_was_kept_of_it(line: str, world: World) -> None:
+    in_layer(world.layer, world.root, "echo 1 > src/new; echo 1 > other; echo >> a; chmod 600 src/b")
+    apply(prepare(world.place, world.layer, look(world.layer, is_live=True)), world.layer)
+    seen = run_line(world.layer, world.root, line)
+    changes = look(world.layer, is_live=True)
+    assert changes.conflicts == []
+    apply(prepare(world.place, world.layer, changes), world.layer)
+    assert sorted(world.picture()) == sorted(seen)
