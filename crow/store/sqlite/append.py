@@ -67,6 +67,13 @@ _ADD_USAGE = (
 )
 """Adds the usage of a subagent to the session that started it."""
 
+_STATE_COLUMNS = (
+    "conversation, leaf, turn, state, owner, lease_ms, model, parent_id,"
+    " max(coalesce((SELECT max(id) FROM entries), 0),"
+    " coalesce((SELECT CAST(seq AS INTEGER) FROM sqlite_sequence WHERE name = 'entries'), 0))"
+)
+"""The columns of a session that `SessionState` reads. The last one is an id that the next entry's id will exceed."""
+
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
     " updated_ms = :now_ms, newest_entry = coalesce(:newest, newest_entry), has_prompt = has_prompt OR :has_prompt,"
@@ -322,9 +329,7 @@ class SessionState:
         """:raises NoSuchSession: the session does not exist, or is deleted.
         :raises StoreUnavailable: the row is damaged, so that no entry can be appended.
         """
-        newest = "coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'entries'), 0)"
-        columns = f"conversation, leaf, turn, state, owner, lease_ms, model, parent_id, {newest}"
-        row = session_values(sql, session_id, columns)
+        row = session_values(sql, session_id, _STATE_COLUMNS)
         # An entry must have a higher id than its parent. The leaf itself may be missing.
         if not (isinstance(row[0], int) and (row[1] is None or (isinstance(row[1], int) and 0 < row[1] <= row[8]))):
             raise StoreUnavailable(f"The row of session {session_id} is damaged. {REPAIR}")
