@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from pydantic import ValidationError
 from crow.domain.errors import ToolServerError
 from crow.programs import trusted_path
 from crow.tools import Workspace
+from crow.tools.layers.place import discard
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 from crow.tools.servers import THE_WORKSPACE, StdioServer
 
@@ -244,8 +244,8 @@ class ServerProcess:
 
     async def _remove_directory(self) -> None:
         if self._private is not None:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(lambda path: shutil.rmtree(path, ignore_errors=True), self._private)
+            with anyio.CancelScope(shield=True), suppress(OSError):
+                await anyio.to_thread.run_sync(discard, self._private)  # also what the server made read-only
 
     async def _end(self, process: Process) -> None:
         process.close_input()

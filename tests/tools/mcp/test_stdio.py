@@ -19,6 +19,7 @@ from crow.tools.sandbox.confiner import KernelConfiner
 from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.servers import THE_WORKSPACE, StdioServer
 from crow.tools.workspace import DiskWorkspace
+from tests.tools.confined import USERS, Place, as_user
 from tests.tools.conftest import pids_in, stdio, until_gone
 
 ROOT = Path(__file__).parents[3]
@@ -320,3 +321,19 @@ async def test_a_slow_reader_pauses_the_server_and_loses_nothing(root: Path, mon
     assert [
         getattr(message.message, "id", None) for message in messages if isinstance(message, SessionMessage)
     ] == list(range(5000))
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_the_directory_of_a_server_goes_even_if_the_server_made_parts_of_it_read_only(user: str) -> None:
+    async def scenario(place: Place) -> Any:
+        program = "mkdir made; touch made/file; chmod 500 made; mkdir done; read line"
+        server = ServerProcess(StdioServer(name="srv", command="/bin/sh", args=("-c", program)), place.open())
+        async with server:
+            directory = server._private
+            assert directory is not None
+            with anyio.fail_after(60):
+                while not (directory / "temporary/work/done").exists():  # noqa: ASYNC110 - made by another process
+                    await anyio.sleep(0.005)
+        return directory.exists()
+
+    assert as_user(user, scenario) is False
