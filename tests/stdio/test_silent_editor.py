@@ -61,7 +61,7 @@ class Editor:
 
 def configured(home: Path, more: str) -> None:
     home.mkdir()
-    (home / "config.toml").write_text(f"{more}\n{NEST}", "utf-8")
+    (home / "config.toml").write_text(f"{more}\n[limits]\nmcp_wait_s = 300\n{NEST}", "utf-8")
 
 
 def asked(agent: CrowProcess, method: str, since: int) -> list[Any]:

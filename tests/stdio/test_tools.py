@@ -198,7 +198,8 @@ async def test_a_session_searches_brings_and_remembers_with_one_question_each(
 async def test_a_prompt_brings_a_resource_and_a_server_uses_the_model(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    configured(home, f'[mcp_servers.docs]\n{server("library.py", "classic")}[permissions]\nallow = ["docs__*"]\n')
+    tables = f'[mcp_servers.docs]\n{server("library.py", "classic")}[permissions]\nallow = ["docs__*"]\n'
+    configured(home, f"[limits]\nmcp_wait_s = 300\n{tables}")
     asked: list[dict[str, Any]] = []
 
     def allow(params: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def value(hint: Any) -> st.SearchStrategy[object]:
         return st.one_of([value(argument) for argument in arguments])
     if dataclasses.is_dataclass(hint):
         return record(typing.cast(type, hint))
-    return st.from_type(hint)
+    return st.integers(-(2**63), 2**63 - 1) if hint is int else st.from_type(hint)
 
 
 def record(cls: type) -> st.SearchStrategy[Any]:
