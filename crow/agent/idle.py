@@ -65,6 +65,8 @@ class IdleTimer:
                     await self._tidy()
                 except StoreError as error:
                     logger.warning("Tidying failed: %s", error)
+                except Exception:  # sessions must go on
+                    logger.exception("Tidying failed")
 
     def _schedule(self, delay_s: float) -> None:
         self._delay_s = delay_s

@@ -20,7 +20,7 @@ class Room:
         self.begun, self.ended = 0, 0
         self.has_begun = anyio.Event()
         self.gate = anyio.Event()
-        self.error: StoreUnavailable | None = None
+        self.error: Exception | None = None
 
     async def tidy(self) -> None:
         self.begun += 1
@@ -87,13 +87,17 @@ async def test_does_not_tidy_between_turns_in_quick_succession() -> None:
         assert room.begun == 0
 
 
-async def test_failed_tidying_is_retried_after_the_next_turn(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("crow.db is locked."), ZeroDivisionError("a fault of crow")])
+async def test_failed_tidying_is_retried_after_the_next_turn(
+    caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
     room = Room()
-    room.error = StoreUnavailable("crow.db is locked.")
+    room.error = error
     async with idling(room) as idle:
         idle.tidy_soon()
         await settled(1, room)
-        assert "Tidying failed: crow.db is locked." in caplog.text
+        assert "Tidying failed" in caplog.text
+        assert str(error) in caplog.text
         room.error = None
         room.gate.set()
         with idle.turn():

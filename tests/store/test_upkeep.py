@@ -26,7 +26,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
 from tests.support.fork_server import command
 
-DAY_MS = 86_400_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 @pytest.fixture
@@ -56,6 +56,26 @@ def now_ms() -> int:
 # empty sessions
 
 
+def make_openings_older(path: Path, ms: int) -> None:
+    with closing(sqlite3.connect(path, timeout=10)) as connection, connection:
+        connection.execute("UPDATE openings SET opened_ms = opened_ms - ?", (ms,))
+
+
+async def test_an_empty_session_waits_an_hour_for_a_client_that_prompts_from_another_process(tmp_path: Path) -> None:
+    path = tmp_path / "crow.db"
+    first, last = [await SqliteStore.open(path) for _ in range(2)]
+    await first.create_session(new_session())
+    await first.close()
+    make_openings_older(path, 3_000_000)
+    await last.tidy()
+    assert (await last.session("s1")).id == "s1"
+    make_openings_older(path, 600_000)
+    await last.tidy()
+    with pytest.raises(NoSuchSession):
+        await last.session("s1")
+    await last.close()
+
+
 async def test_an_empty_session_is_removed_once_no_store_has_it_open(tmp_path: Path) -> None:
     path = tmp_path / "crow.db"
     first, second, last = [await SqliteStore.open(path) for _ in range(3)]
@@ -65,12 +85,14 @@ async def test_an_empty_session_is_removed_once_no_store_has_it_open(tmp_path: P
     await second.open_session("s1")
     await last.tidy()
     await first.close()
+    make_openings_older(path, HOUR_MS)
     await last.tidy()
     assert [(await last.session(name)).id for name in ("s1", "s2")] == ["s1", "s2"]
     with pytest.raises(NoSuchSession):
         await last.open_session("f1")
     await converse(second, "s2", "one")
     await second.close()
+    make_openings_older(path, HOUR_MS)
     await last.tidy()
     with pytest.raises(NoSuchSession):
         await last.open_session("s1")
@@ -117,8 +139,7 @@ async def test_a_store_that_cannot_be_looked_up_has_its_sessions_open_for_a_week
     far = await SqliteStore.open(tmp_path / "crow.db", owner=owner)
     await far.create_session(new_session())
     await far.close()
-    with closing(sqlite3.connect(tmp_path / "crow.db", timeout=10)) as connection, connection:
-        connection.execute("UPDATE openings SET opened_ms = opened_ms - ?", (age_days * DAY_MS,))
+    make_openings_older(tmp_path / "crow.db", age_days * DAY_MS)
     await sqlite_store.tidy()
     with nullcontext() if is_kept else pytest.raises(NoSuchSession):
         await sqlite_store.session("s1")

@@ -9,8 +9,8 @@ rest.
 The hidden sessions of an interrupted import are removed like deleted sessions. The hidden sessions of a running import
 have a living owner, and are not removed.
 
-Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty and no store has the
-session open any more.
+Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty, no store has the session
+open any more, and it was opened more than an hour ago.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ from crow.store.sqlite.paths import has_user, marks, session_row, session_values
 
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
+_MIN_AGE_MS = 3_600_000
+"""An empty session stays for this long after it was last opened: a client may create it with one process, and prompt it
+with another."""
 _OPEN_MS = 7 * 86_400_000
 """Crow cannot find out whether a store on another machine or in another container still has a session open. For this
 time after the opening, crow assumes that the session is still open."""
@@ -344,12 +347,14 @@ def _is_empty(sql: Connection, session_id: str) -> bool:
 
 
 def _closed_openings(sql: Connection) -> list[str]:
-    """Return the sessions in `openings` that are no longer empty, and those that no store has open any more."""
+    """Return the sessions in `openings` that are no longer empty, and those that no store has open any more and that
+    were not opened lately."""
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
+        age_ms = now - possible_time(opened_ms)
         # This time is longer than the lease of a turn, because nothing renews it.
-        has_open = bool(owner) and is_alive(owner, lease_age_ms=now - possible_time(opened_ms) - _OPEN_MS)
-        is_open[session_id] = is_open.get(session_id, False) or has_open
+        has_open = bool(owner) and is_alive(owner, lease_age_ms=age_ms - _OPEN_MS)
+        is_open[session_id] = is_open.get(session_id, False) or has_open or 0 <= age_ms < _MIN_AGE_MS
     return [session_id for session_id, has_open in is_open.items() if not has_open or not _is_empty(sql, session_id)]
 
 
