@@ -435,7 +435,7 @@ async def _ask(
     model: Model, prompt: str, *tools: ToolSpec, level: ThoughtLevel | None = None
 ) -> tuple[Answer, int, float]:
     """Send a prompt. Return the answer, the number of pieces in which its text arrived, and the seconds until the first
-    piece.
+    of these pieces, or 0 if there was none.
 
     :raises CrowError: the model did not answer.
     """
@@ -446,8 +446,8 @@ async def _ask(
         with anyio.fail_after(_ANSWER_TIMEOUT_S):
             async with model.stream(request) as stream:
                 async for delta in stream:
-                    first_s = first_s or time.monotonic() - started
-                    pieces += isinstance(delta, TextDelta)
+                    if isinstance(delta, TextDelta):
+                        first_s, pieces = first_s or time.monotonic() - started, pieces + 1
                 return stream.answer, pieces, first_s
     except TimeoutError:
         raise errors.ModelTimeout(f"no complete answer within {_ANSWER_TIMEOUT_S:.0f} s") from None

@@ -169,7 +169,7 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
         name = file_name(unquote(uri)) if uri else "attachment.pdf"
         return File(name=name, data=base64.b64encode(raw).decode(), mime_type=PDF_TYPE, uri=uri)
     try:
-        if b"\0" not in raw:
+        if b"\0" not in raw and (raw or image_type not in _IMAGE_TYPES):
             return Resource(uri=uri or "attachment", text=raw.decode(), mime_type=mime_type or None)
     except UnicodeDecodeError:
         pass

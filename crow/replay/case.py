@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import anyio.to_thread
 
 from crow.domain.entries import Assistant, Attachment, Body, File, ModelRequest
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import File as PromptFile
 from crow.domain.messages import Image, SentRequest, ToolCall
 from crow.llm.sent import read_dialect, sent_request
 from crow.replay.requests import LoggedRequest, Rebuilder, logged_requests, request_of
@@ -33,9 +33,10 @@ _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
 """A PNG of one pixel, in place of each image: a picture cannot be masked."""
 
 _PROBE = "x" * 8
+"""A value for which `redact` is asked whether it hides what follows a name."""
 
 _IDS = frozenset({"limits", "message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
-"""Fields that are never masked."""
+"""Fields that are never masked, because a replay needs them as they are."""
 
 
 async def write_case(
@@ -56,14 +57,15 @@ async def write_case(
             file.write(line)
     _write_lines(masked, _masked(exported, redact))
     sessions = await import_case(scratch[1], masked)
-    outcomes = [rebuilder.replay(each).outcome for one in sessions async for each in logged_requests(store, one)]
-    proved = deque(outcome == "identical" for outcome in outcomes)
     digests: dict[int, SentRequest] = {}
     for session in sessions:
+        outcomes = {each.entry.id: rebuilder.replay(each).outcome async for each in logged_requests(store, session)}
+        masked_ids = sorted([each.entry.id async for each in logged_requests(scratch[0], session)])
+        # Entries have the same order in both databases. Those that were stored since the export come last.
+        outcome_of = dict(zip(masked_ids, (outcomes[entry_id] for entry_id in sorted(outcomes)), strict=False))
         async for each in logged_requests(scratch[0], session):
-            # The requests come in the same order from both databases.
-            is_proved = proved.popleft() if proved else False
             if each.sent is not None:
+                is_proved = outcome_of.get(each.entry.id) == "identical"
                 digests[each.entry.id] = _case_digest(each, each.sent, is_proved=is_proved)
     for line in _lines(_with_digests(masked, digests)):
         yield line
@@ -111,7 +113,7 @@ def _masked_value(value: Any, redact: Callable[[str], str]) -> Any:
             return redact(value)
         case Image():
             return replace(value, data=_PIXEL, mime_type="image/png", uri=value.uri and redact(value.uri))
-        case Attachment():
+        case Attachment() | PromptFile():  # no pattern finds a secret in a PDF
             return replace(value, name=redact(value.name), uri=value.uri and redact(value.uri), data="")
         case File(before=bytes() as before):
             value = replace(value, before=redact(before.decode(errors="replace")).encode())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -499,6 +501,8 @@ async def test_empty_sessions_of_an_ended_process_are_removed_and_open_ones_work
         mine = await opened(agent, place)
         await agent.load_session(shared, place)
         await dead.kill()
+        with closing(sqlite3.connect(home / "crow.db", timeout=60)) as database, database:
+            database.execute("UPDATE openings SET opened_ms = opened_ms - 3600000")
         await anyio.run_process([*command(), "sessions", "vacuum"], env={**os.environ, "CROW_HOME": str(home)})
         with pytest.raises(RpcError) as raised:
             await agent.load_session(theirs, place)

@@ -154,8 +154,10 @@ class TurnMethods(PathMethods):
         state = await self._state(sql, session_id)
         if session_id in self._unstored_ends or state.needs_repair:
             return None
-        if not state.is_owned or state.epoch != self._epochs.get(session_id):
-            self._epochs.pop(session_id, None)  # another store has taken over the turn and ended it
+        known = self._epochs.get(session_id, state.epoch)
+        # A later epoch is that of a turn which this store has claimed since the state was read.
+        if known < state.epoch or (known == state.epoch and not state.is_owned):
+            self._epochs.pop(session_id, None)  # the turn has ended, perhaps after another store took it over
         return replace(await load_tail(sql, session_id), waiting=state.waiting)
 
     @snapshot

@@ -256,6 +256,36 @@ async def test_an_empty_session_of_a_dead_store_can_be_used_by_others_for_a_week
     await second.close()
 
 
+FIRST_WAITS = """
+CREATE OR REPLACE FUNCTION crow.is_alive(store text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_lock(43) THEN PERFORM pg_advisory_xact_lock_shared(42); END IF;
+    RETURN true;
+END
+$$
+"""
+
+
+async def test_a_turn_that_begins_while_its_session_is_opened_keeps_its_claim(url: str) -> None:
+    store, other = await PostgresStore.open(url), await PostgresStore.open(url)
+    await store.create_session(new_session())
+    await other.enqueue("s1", (), "u1")  # the owner of this prompt is looked at
+    await run(url, FIRST_WAITS)
+    gate = await asyncpg.connect(url)
+    await gate.execute("SELECT pg_advisory_lock(42)")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.open_session, "s1")
+        while not await gate.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            await anyio.lowlevel.checkpoint()
+        user = await begin(store, "s1", "hi")
+        await gate.execute("SELECT pg_advisory_unlock(42)")
+    await gate.close()
+    await store.save_draft("s1", after_leaf=user.id, turn=1, message_id="m", text="so far", thought="")
+    assert (await store.open_session("s1")).row.leaf == user.id
+    await other.close()
+    await store.close()
+
+
 async def test_an_old_owner_is_refused_even_if_it_knows_the_newest_leaf(url: str) -> None:
     first, second = await PostgresStore.open(url), await PostgresStore.open(url)
     await first.create_session(new_session())
