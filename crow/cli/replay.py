@@ -79,7 +79,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
 async def _run(options: argparse.Namespace, loaded: Loaded) -> int:
     async with AsyncExitStack() as opened:
-        store, sessions, is_case = await _open(options.session, loaded, opened)
+        store, sessions, is_from_file = await _open(options.session, loaded, opened)
         if options.live:
             async with _model(loaded, options.model) as model:
                 return await _live(store, sessions[0], model, options)
@@ -87,7 +87,7 @@ async def _run(options: argparse.Namespace, loaded: Loaded) -> int:
             return await _compare_change(
                 store, sessions[0], await _change(options, loaded, store, sessions[0]), options
             )
-        return await _compare(store, sessions, Rebuilder(known_extras(loaded)), is_case, options)
+        return await _compare(store, sessions, Rebuilder(known_extras(loaded)), is_from_file, options)
 
 
 async def _open(name: str, loaded: Loaded, opened: AsyncExitStack) -> tuple[Store, list[str], bool]:
@@ -130,14 +130,14 @@ def known_extras(loaded: Loaded) -> Mapping[str, Mapping[str, object]]:
 
 
 async def _compare(
-    store: Store, sessions: list[str], rebuilder: Rebuilder, is_case: bool, options: argparse.Namespace
+    store: Store, sessions: list[str], rebuilder: Rebuilder, is_from_file: bool, options: argparse.Namespace
 ) -> int:
     """Print which requests and edits are identical, and the first difference."""
     found: list[Replayed] = []
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as folder:
         place = scratch_workspace(Path(folder))
-        runs = [replayed_requests(store, session, rebuilder, place, is_case=is_case) for session in sessions]
-        if not is_case:  # masking has changed the files in a case
+        runs = [replayed_requests(store, session, rebuilder, place, is_from_file=is_from_file) for session in sessions]
+        if not is_from_file:  # masking has changed the files in a case
             runs += [replayed_edits(store, session, open_scratch_toolbox) for session in sessions]
         for run in runs:
             async for each in run:

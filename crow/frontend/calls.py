@@ -27,10 +27,11 @@ from crow.protocol.updates import (
 )
 
 REPLAY_RESULTS_BYTES = 4_600_000
-"""A replay sends about this many bytes of tool results in total."""
+"""A replay sends about this many bytes of tool results at most. The more results there are, the less it sends of each,
+but never less than `REPLAY_RESULT_BYTES`."""
 
 REPLAY_RESULT_BYTES = 400
-"""A replay sends at least this many bytes of each tool result, however long the history is."""
+"""A replay sends at least this many bytes of each tool result that is longer, however long the history is."""
 
 _REPLAY_ANSWER_BYTES = 10_000_000
 
@@ -192,8 +193,7 @@ class _ShownCall:
         return update | {"content": content}
 
     def _changed_fields(self, announcement: Announcement) -> Fields:
-        """Return the fields title, kind and locations. Leave out those that have not changed since they were last
-        sent to the client."""
+        """Replace the announcement. Return those of the fields title, kind and locations that are new to the client."""
         known = call_fields(self.ref.call_id, self.announcement)
         self.announcement = announcement
         new = call_fields(self.ref.call_id, announcement)

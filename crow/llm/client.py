@@ -324,8 +324,8 @@ class EndpointClient:
         await self._facts.settle(form, shows)
 
     async def learn_from(self, answer: Answer) -> None:
-        """Record which token counts the endpoint reports. If the context window is unknown or is filling up, read the
-        list of models in the background."""
+        """Record which kinds of token counts the endpoint reports. Unless the user has configured the context window,
+        read the list of models in the background if it was never read, and now and then while the window fills up."""
         wants_listing = await self._facts.add_usage(answer.usage)
         may_list = self._listing is None or (self._listing.done() and self._facts.is_listed)
         if wants_listing and may_list:

@@ -118,7 +118,7 @@ class LoggedStore:
         source: AsyncIterator[Entry],
         until: Callable[[int], Awaitable[Sequence[Entry]]],
         *,
-        is_case: bool,
+        is_from_file: bool,
     ) -> None:
         """`source` yields the entries of the path. `until` returns those up to an entry again."""
         self.row = replace(row, calibration=1.0, mode="ask", leaf=None, config={}, permissions=())
@@ -141,7 +141,7 @@ class LoggedStore:
         """The endpoint of the newest answer that was taken."""
         self.sent = 0
         """The id of the newest request that the turn has sent."""
-        self._source, self._until, self._is_case = source, until, is_case
+        self._source, self._until, self._is_from_file = source, until, is_from_file
         self._key = ("", 0)
         self._turns_ahead = 0
         self._to_take = 0
@@ -160,7 +160,7 @@ class LoggedStore:
         ahead = next(filter(is_request, self.upcoming()), None)
         if ahead is not None and (sent := sent_by(ahead)) is not None and sent.endpoint != self.endpoint:
             self.endpoint, self.limits = sent.endpoint, None
-        self.decides = self.limits_ahead() is not None and not self._is_case
+        self.decides = self.limits_ahead() is not None and not self._is_from_file
 
     def upcoming(self) -> Iterator[Entry]:
         """Yield the entries of the turn that are still to come, until its end."""

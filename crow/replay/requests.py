@@ -30,6 +30,7 @@ from crow.domain.messages import (
     Message,
     SentRequest,
     SystemMessage,
+    Text,
     ToolMessage,
     UserMessage,
 )
@@ -77,7 +78,7 @@ class LoggedRequest:
     """The answer, or the usage of a request without an answer."""
     context: Context
     projection: Projection
-    """Has the entries of the context. Changes when the next request is read."""
+    """Has the entries of the context. It changes when the next request is read, so it must be used before that."""
 
     @property
     def sent(self) -> SentRequest | None:
@@ -131,11 +132,11 @@ class Rebuilder:
         self._extras = extras or {}
         self._encoders: dict[tuple[str, str], AnyEncoder] = {}
 
-    def replay(self, logged: LoggedRequest, *, is_case: bool = False) -> Replayed:
-        """Build a request again and compare it. With `is_case`, the log is that of a case file, whose entries have
+    def replay(self, logged: LoggedRequest, *, is_from_file: bool = False) -> Replayed:
+        """Build a request again and compare it. With `is_from_file`, the log is that of a case file, whose entries have
         other ids than those that were sent."""
         entry, sent = logged.entry, logged.sent
-        outcome, words, body = self._compared(logged, is_case=is_case)
+        outcome, words, body = self._compared(logged, is_from_file=is_from_file)
         return Replayed(
             session=entry.session,
             entry=entry.id,
@@ -146,7 +147,7 @@ class Rebuilder:
             words=words,
         )
 
-    def _compared(self, logged: LoggedRequest, *, is_case: bool) -> tuple[Outcome, str, bytes]:
+    def _compared(self, logged: LoggedRequest, *, is_from_file: bool) -> tuple[Outcome, str, bytes]:
         sent = logged.sent
         if sent is None:
             return "unproven", _why_unknown(logged), b""
@@ -156,7 +157,7 @@ class Rebuilder:
         body = self.body(logged, sent, dialect)
         if body is None:
             return "unproven", "its extra_body is no longer in the settings", b""
-        if is_case and not sent.is_case:
+        if is_from_file and not sent.is_case:
             return "unproven", "the file is no case, so the ids in it are not those that were sent", body
         if not sent.digest:
             return "unproven", "it already differed when the case was written", body
@@ -165,7 +166,8 @@ class Rebuilder:
         return "different", self._difference(logged, sent, dialect, body), body
 
     def body(self, logged: LoggedRequest, sent: SentRequest, dialect: Dialect) -> bytes | None:
-        """Return the bytes of a request. Return None if members that the user had added are unknown today."""
+        """Return the bytes of a request as today's code writes them. Return None if it was sent with an `extra_body`
+        that is no longer in the settings."""
         extra = self._extras.get(sent.extra) if sent.extra else {}
         if extra is None:
             return None
@@ -213,11 +215,15 @@ def _why_unknown(logged: LoggedRequest) -> str:
 def _located(
     logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes, part: tuple[int, int, bool]
 ) -> str:
-    """Name the messages that hold this part of the body."""
+    """Name the messages that hold `part`, the range that :func:`crow.llm.sent.first_difference` has returned. Its end
+    is a position in the request that was sent; in today's body, the same text may end elsewhere."""
     messages, encoder = logged.context.messages, wire_named(dialect.wire).encoder()
     pieces = encoder.messages(messages, endpoint=sent.endpoint, dialect=dialect)
     start_at, end_at, is_one = part
-    first_piece = body.find(pieces[0]) if pieces else -1
+    # A cache mark may stand before the last byte of the system message, or make a list of it.
+    first_piece = body.find(pieces[0][:-1]) if pieces else -1
+    if first_piece < 0 and (at := body.find(f'"{encoder.member}":['.encode())) >= 0:
+        first_piece = body.index(b"[", at) + 1
     if first_piece < 0:
         return f"it differs between byte {start_at:,} and byte {end_at:,}"
     if end_at <= first_piece:
@@ -235,6 +241,9 @@ def _located(
 
     first = index_at(start_at + _FRAME_BYTES)
     last = first if is_one else max(first, index_at(end_at - 1))
+    if start_at + _FRAME_BYTES < first_piece:  # today, other members may end elsewhere
+        those = "the first message" if last == 0 else f"one of the first {last + 1} messages"
+        return f"the model, the options, the tools or {those} of {len(messages)} differ"
     rule = _rule(logged, first)
     if first == last:
         return f"message {first + 1} of {len(messages)} differs: {rule}"
@@ -251,11 +260,10 @@ def _rule(logged: LoggedRequest, index: int) -> str:
 
 def _rule_words(message: Message, entry: Entry | None) -> str:
     body = entry.body if entry is not None else None
-    fixed = (rendering.NO_ANSWER, rendering.NO_QUESTION)
     match message, body:
         case SystemMessage(), _:
             return "the system message"
-        case AssistantMessage(text=text), _ if text in fixed:
+        case AssistantMessage(text=rendering.NO_ANSWER) | UserMessage(parts=(Text(text=rendering.NO_QUESTION),)), _:
             return "the fixed line between two messages of one role"
         case ToolMessage(text=text), ToolResult() if text != body.text and " elided; recall" in text:
             return f"the line for a hidden output of {body.name}"

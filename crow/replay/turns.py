@@ -20,7 +20,7 @@ from crow.tools import Workspace
 
 
 async def replayed_requests(
-    store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_case: bool = False
+    store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_from_file: bool = False
 ) -> AsyncIterator[Replayed]:
     """Yield the requests of a session and of all its branches, and the turns that run differently today. The current
     branch comes first. `workspace` is an empty directory."""
@@ -31,8 +31,8 @@ async def replayed_requests(
         async def until(entry_id: int, path: Callable[[], AsyncIterator[Entry]] = path) -> Sequence[Entry]:
             return [entry async for entry in path() if entry.id <= entry_id]
 
-        logged = LoggedStore(row, path(), until, is_case=is_case)
-        replay = _PathReplay(logged, workspace, rebuilder, known, is_case=is_case)
+        logged = LoggedStore(row, path(), until, is_from_file=is_from_file)
+        replay = _PathReplay(logged, workspace, rebuilder, known, is_from_file=is_from_file)
         async for each in replay.requests():
             yield each
 
@@ -42,9 +42,9 @@ class _PathReplay:
     skipped, and those replayed here are added to it."""
 
     def __init__(
-        self, store: LoggedStore, workspace: Workspace, rebuilder: Rebuilder, known: set[int], *, is_case: bool
+        self, store: LoggedStore, workspace: Workspace, rebuilder: Rebuilder, known: set[int], *, is_from_file: bool
     ) -> None:
-        self._store, self._rebuilder, self._known, self._is_case = store, rebuilder, known, is_case
+        self._store, self._rebuilder, self._known, self._is_from_file = store, rebuilder, known, is_from_file
         self._turns = LoggedTurns(store, workspace, self._sent)
         self._found: list[Replayed] = []
         self._reason = ""
@@ -105,7 +105,7 @@ class _PathReplay:
             return True
         self._known.add(entry.id)
         logged = LoggedRequest(entry=entry, context=context, projection=self._turns.branch.projection)
-        found = self._rebuilder.replay(logged, is_case=self._is_case)
+        found = self._rebuilder.replay(logged, is_from_file=self._is_from_file)
         if found.outcome == "different" and (changed := self._store.changed):
             found = replace(found, words=f"{named(changed)} is made differently today: {found.words}")
         if self._reason:

@@ -188,7 +188,8 @@ class WebSocketTransport:
         self._socket.wake_reader()
 
     def finish(self, end: ConnectionEnd) -> None:
-        """End the connection after all waiting messages have been sent. If the end has already begun, do nothing."""
+        """Receive nothing more, and let `close` end the connection in this way once the waiting messages are sent or
+        `goodbye_s` is over. Do nothing if the connection is already stopped."""
         if not self._is_stopped:
             self.end = end
             self.stop()

@@ -167,17 +167,18 @@ class _RunProgress:
     files: dict[str, None] = field(default_factory=dict)
     """The paths that completed calls have changed, in order."""
     refused: dict[str, None] = field(default_factory=dict)
-    """The rules that would have allowed the refused calls."""
+    """The rules that would have allowed these calls, in order."""
     refused_calls: set[str] = field(default_factory=set)
-    """The ids of the tool calls that were refused."""
+    """The ids of the calls that were refused because there was no terminal to ask at."""
     was_refused_last: bool = False
     """Whether no call has completed since the last refusal."""
     first_cost: float | None = 0.0
     """The cost of the session before the run, in US dollars. With `--connect`, None until the server has sent it."""
     tokens_in: int = 0
-    """The input tokens of the turns that a server has run."""
+    """The input tokens that the answers to the prompts of this run report. They are used if the session's own counts
+    cannot be read, for example because a server runs it."""
     tokens_out: int = 0
-    """The output tokens of these turns."""
+    """The output tokens that these answers report."""
     cost: float | None = None
     """The cost of the session now, in US dollars, or None if it is unknown."""
     stopped_by: str = ""

@@ -97,6 +97,22 @@ def test_what_comes_first_is_named(wire: WireName) -> None:
     assert "the model, the options or the tools differ; they come before the messages" in words
 
 
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+def test_a_tool_that_became_shorter_is_not_taken_for_a_message(wire: WireName) -> None:
+    prompt = replace(PROMPT, system=WORDS, tools=(TOOL, replace(TOOL, name="grep", description=WORDS)))
+    short = replace(prompt, tools=(TOOL, replace(TOOL, name="grep", description=WORDS[:-100])))
+    user = User(parts=(Text(text="Hello."),), message_id="u1")
+    words = Rebuilder().replay(logged((short, user), sent_of((prompt, user), Dialect(wires=(wire,))))).words
+    assert "tools" in words
+
+
+def test_the_message_is_named_although_the_system_message_has_a_cache_mark() -> None:
+    system = PROMPT.system + WORDS * 20
+    path, other = ((replace(PROMPT, system=system), *bodies[1:]) for bodies in (PATH, changed(4)))
+    words = Rebuilder().replay(logged(path, sent_of(other, Dialect(wires=("messages",))))).words
+    assert "the result of read_file (entry 4)" in words
+
+
 @pytest.mark.parametrize("marks_failures", [False, True])
 def test_a_request_with_a_failed_result_is_the_same_whether_or_not_failures_were_marked(marks_failures: bool) -> None:
     result = PATH[3]
@@ -133,7 +149,7 @@ def test_the_log_says_why_a_request_is_not_compared() -> None:
     assert "an older version" in why(None)
     assert "does not know" in why(replace(sent, dialect={"wires": ["telepathy"]}))
     assert "extra_body" in why(replace(sent, extra="0" * 32))
-    assert Rebuilder().replay(logged(PATH, sent), is_case=True).outcome == "unproven"
+    assert Rebuilder().replay(logged(PATH, sent), is_from_file=True).outcome == "unproven"
 
 
 JSON = st.recursive(

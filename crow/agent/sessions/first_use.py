@@ -88,8 +88,9 @@ class FirstUse:
             session.claims.remark_later(notice)
 
     async def recover_changes(self, session: Session) -> None:
-        """Complete or take back the changes of commands that a killed process was moving into a workspace, and say so
-        in the history of the session. The first session of a process does this, before any turn runs."""
+        """If an earlier crow was killed while it moved the changes of commands into a workspace, complete these
+        changes or take them back, and say so in the history of the session. Only the first session with layers in this
+        process does this, before its first turn."""
         layers = session.workspace.layers
         async with self._recovering:
             if layers is None or self._has_recovered:

@@ -77,7 +77,7 @@ _PROGRESS_EVERY_S = 0.1
 _PROGRESS_CHARS = 2_000
 """The progress of a call shows at most this many characters, the newest."""
 _END_S = 5.0
-"""Each message about the end of a subagent may take the client this many seconds."""
+"""When a subagent ends, crow waits at most this many seconds for clients to take the news."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -519,7 +519,8 @@ async def stat_kind(
 
 
 async def _missing_error(workspace: Workspace, target: PathTarget) -> ArgumentError:
-    """Return the error for a file that does not exist. It suggests similar names from the same directory."""
+    """Return the error for a file that does not exist. It suggests files with similar names in the same directory, or
+    else files with the same name elsewhere in the working directory."""
     directory = target.path.parent
     try:
         names = await anyio.to_thread.run_sync(_list_names, directory)

@@ -293,7 +293,7 @@ def _without_escapes(old: str, new: str) -> Iterator[_Meant]:
 
 
 def _without_blank_lines(old: str, new: str) -> Iterator[_Meant]:
-    """Leave out the same number of blank lines around both texts."""
+    """Leave out the blank lines before and after the old text, and as many before and after the new text."""
     # The first line end at the end belongs to the last line.
     before, after = len(old) - len(old.lstrip("\n")), max(0, len(old) - len(old.rstrip("\n")) - 1)
     is_shared = new.startswith("\n" * before) and new.endswith("\n" * (after + 1)) and len(new) > before + after

@@ -417,8 +417,8 @@ def _described_kinds(kinds: Counter[str]) -> str:
 def search(names: list[str], pattern: str, flags: int, limit: int, context: int = 0) -> dict[str, object]:
     """Return the lines that match, and up to `context` lines around each. See `main`."""
     matcher = re.compile(pattern, flags)
-    # If the pattern does not match anywhere in the whole text, no line matches. Patterns that treat the start or end of
-    # a text specially are an exception.
+    # If the pattern does not match anywhere in the whole text, no line matches. The patterns that `_ANCHORED` finds
+    # are an exception.
     in_whole = None if _ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
     around: list[tuple[str, int, str]] = []

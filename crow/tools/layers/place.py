@@ -32,7 +32,8 @@ class Overlay:
     work: Path
     """For the kernel's own use. `Layer.renew` makes it."""
     made: State | None = None
-    """The state of `upper` when it was made. None if a subagent's layer was opened again."""
+    """The mode and attributes that the directory `upper` had when crow made it: they show whether a command changed
+    them. None if they were not recorded, as for the layers of subagents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,8 +138,8 @@ class _Attempt:
     """One attempt to connect, and the connection if the attempt succeeds."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Cancels the attempt or the connection. Until the server sends its first message, the deadline is that of the
-    probe. Then it is that of the start. When the server is ready, there is none."""
+    """Cancels the attempt, or later the connection. Its deadline is the end of the time for the start. While an HTTP
+    server is probed, it is the end of the shorter time for the probe. A ready server has no deadline."""
     has_answered: bool = False
     """Whether the server has answered the probe, with a message or by asking for a login."""
     is_initialized: bool = False

@@ -352,7 +352,9 @@ class _ProxyConnection(_Connection):
         try:
             own, checking = await self._credentials.contexts(credential)
         except OSError as error:
-            raise _Refused(502, credential.host, f"its ca_file cannot be used: {error.strerror}") from None
+            raise _Refused(
+                502, credential.host, f"the ca_file of its credential cannot be used: {error.strerror}"
+            ) from None
         await self._stream.send(_ESTABLISHED)
         try:
             with anyio.fail_after(_HEAD_S):

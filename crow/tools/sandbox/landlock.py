@@ -219,8 +219,11 @@ class _Ruleset:
         """Allow `rights` for everything at and below a path, except for what is at and below the excluded paths. The
         directories above an excluded path may only be listed.
 
-        No rule is added if the path does not exist or contains a link, but it is still watched.
+        No rule is added if the path does not exist, contains a link, or is itself below an excluded path. In the first
+        two cases, it is still watched.
         """
+        if any(path.startswith(f"{name.rstrip(os.sep)}{os.sep}") for name in excluded):
+            return  # Landlock would not look at the directories above
         self.stamps.setdefault(path, _directory_stamp(path, is_listed=False))
         try:
             handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

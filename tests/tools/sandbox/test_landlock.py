@@ -513,6 +513,19 @@ def test_a_writable_home_keeps_its_hidden_places(host: Host) -> None:
     assert (host.base / "home/.ssh/id").read_text() == "SECRET"
 
 
+def test_what_is_below_a_hidden_place_stays_hidden_although_it_is_named(host: Host) -> None:
+    home = str(host.base / "home")
+    below = [f"{home}/.ssh/id"]  # as the git directory of a repository in a denied folder
+    more = {"readable": below, "writable": [home, *below], "hidden": [f"{home}/.ssh"]}
+    for access in ("read", "write"):
+        code, output = host.run("cat $HOME/.ssh/id", access, more=more)
+        assert code != 0
+        assert "SECRET" not in output
+    more = {"writable": [home, *below], "fixed": [f"{home}/.ssh"]}
+    assert host.run("cat $HOME/.ssh/id && echo x > $HOME/.ssh/id", "write", more=more)[0] != 0
+    assert (host.base / "home/.ssh/id").read_text() == "SECRET"
+
+
 WORKS = {
     "git": """
         git init -q repo && cd repo && git config user.email a@example.org && git config user.name a && echo a > a &&
