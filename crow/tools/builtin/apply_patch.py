@@ -270,7 +270,7 @@ async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hun
 
 
 async def _patched(text: str, hunks: Sequence[Hunk], name: str) -> Patched:
-    """Call `apply_hunks` in a thread: if a hunk does not match exactly, searching for similar lines may take seconds."""
+    """Call `apply_hunks` in a thread: if a hunk does not match exactly, the search for similar lines takes a while."""
     return await anyio.to_thread.run_sync(lambda: apply_hunks(text, hunks, name=name), abandon_on_cancel=True)
 
 
