@@ -12,6 +12,8 @@ from crow.domain.entries import Entry
 from crow.domain.errors import StoreUnavailable
 from crow.store import SessionRow
 
+_REPAIR_AGAIN_S = 1.0
+"""While a turn's store is dead, the session is reported this often, until somebody has repaired the turn."""
 _PAUSE_S = 0.5
 _LARGEST_ID = 2**63 - 1
 
@@ -51,7 +53,8 @@ class Watcher(Protocol):
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
         """Yield a `News` whenever this or another process has changed the session. The first `News` comes immediately.
         The session's entries with ids greater than `after` come in batches of bounded size. If the caller is slow, one
-        `News` may cover several changes.
+        `News` may cover several changes. While `is_orphaned` is true, a `News` comes now and then although nothing has
+        changed, so that a failed repair is tried again.
 
         While the database cannot be reached, nothing is yielded. When it can be reached again, the next `News` contains
         all changes since the last one.
@@ -133,8 +136,9 @@ async def follow(
         if found.entries:
             after = found.entries[-1].id
         state = replace(news, entries=())
-        if news.entries or state != last_state:
+        if news.entries or state != last_state or news.is_orphaned:
             last_state = state
             yield news
         if not has_more:
-            await wait()
+            with anyio.move_on_after(_REPAIR_AGAIN_S if news.is_orphaned else None):
+                await wait()

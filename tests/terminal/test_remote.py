@@ -156,6 +156,8 @@ def test_a_prompt_of_another_client_is_shown_and_asked_about_while_a_line_is_typ
                 first.type(f"write it{ENTER}")
                 watching.wait_for("> write it")
                 watching.wait_for("You were typing. Enter: answer this question")
+                plain.wait_for("You: write it")
+                plain.wait_for("Type ")  # it asks, too, unless somebody has answered
                 watching.type("y")
                 watching.type(ENTER)
                 watching.wait_for("stop the turn")
@@ -163,8 +165,6 @@ def test_a_prompt_of_another_client_is_shown_and_asked_about_while_a_line_is_typ
                 watching.wait_for("One line without an end")
                 watching.wait_for("half a line")
             first.wait_for("One line without an end")
-            plain.wait_for("You: write it")
-            plain.wait_for("Type ")
             plain.wait_for("One line without an end")
             plain.wait_for("You: ")
             plain.type(f"and now{ENTER}")
