@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import os
 import re
 import sys
@@ -63,8 +64,9 @@ async def export(context: SessionsContext) -> None:
         lines = _case(context, ids[0]) if options.format == "case" else await _html(context, ids[0])
     if options.output is None:
         escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case", "otlp") else safe
+        decoder = codecs.getincrementaldecoder("utf-8")()  # a piece of a page can end inside a character
         async for line in lines:
-            sys.stdout.buffer.write(line if escape is None else escape(line.decode()).encode())
+            sys.stdout.buffer.write(line if escape is None else escape(decoder.decode(line)).encode())
         sys.stdout.buffer.flush()
         return
     path, size = Path(options.output), 0

@@ -495,6 +495,19 @@ def test_a_session_is_exported_as_one_html_file_and_opened_in_the_browser(
     assert (tmp_path / "opened").read_text() == f"{path.as_uri()}\n"
 
 
+def test_a_large_page_is_printed_whole_on_a_terminal(stored_sessions: Path) -> None:
+    async def fill() -> None:
+        store = await SqliteStore.open(stored_sessions / "crow.db")
+        await store.create_session(new_session("large", cwd="/large"))
+        await converse(store, "large", "€" * 800_000)  # each character has 3 bytes; pages are read in pieces of 1 MiB
+        await store.close()
+
+    anyio.run(fill)
+    (lines,) = on_terminal(("export", "large", "--format", "html"), width=80)
+    assert "".join(lines).count("€") >= 800_000
+    assert lines[-1] == "</html>"
+
+
 async def die_while_answering(home: Path) -> None:
     dead = await SqliteStore.open(home / "crow.db")
     user = await begin(dead, "aaaa1111-one", "count to ten")
