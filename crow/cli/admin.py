@@ -10,12 +10,11 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from crow.adapters import open_admin, open_links, open_store_at, page_redactor, trace_redactor
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
@@ -33,6 +32,7 @@ from crow.settings import Loaded
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 from crow.store.copying import CopiedConversation, SessionCopy
+from crow.store.files import move_to_new
 from crow.store.portable import clean_title
 from crow.store.principals import check_principal
 from crow.store.transcript import Transcript, time_text
@@ -70,9 +70,9 @@ async def export(context: SessionsContext) -> None:
         sys.stdout.buffer.flush()
         return
     path, size = Path(options.output), 0
-    with _new_file(path) as file:
+    with _new_file(path) as write:
         async for line in lines:
-            size += file.write(line)
+            size += write(line)
     context.report([{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
 
 
@@ -90,9 +90,9 @@ async def _write_page(context: SessionsContext, session_id: str, path: Path | No
     if path is None:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80].lstrip(".-") or "session"
         path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
-    with _new_file(path) as file:
+    with _new_file(path) as write:
         async for piece in await _html(context, session_id):
-            file.write(piece)
+            write(piece)
     return path
 
 
@@ -309,24 +309,44 @@ def _place(loaded: Loaded, place: str | None) -> str:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that only its owner can read. The file appears only when it is complete.
+def _new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
+    """Create a file that only its owner can read. Return a function that writes to it, and returns the number of bytes.
+    The file appears only when it is complete.
 
-    :raises ArgumentError: `path` exists, or cannot be written.
+    :raises ArgumentError: `path` exists or cannot be written, or the body of the `with` statement raised an `OSError`.
+    The returned function raises this error, too.
     """
-    if path.exists() or path.is_symlink():
-        raise ArgumentError(f"{path} already exists. Choose another name, because crow does not overwrite files.")
+    exists = ArgumentError(f"{path} already exists. Choose another name, because crow does not overwrite files.")
+    if os.path.lexists(path):
+        raise exists
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    with _naming(path):
+        file = open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")  # noqa: SIM115  # closed below
+
+    def write(data: bytes) -> int:
+        with _naming(path):
+            return file.write(data)
+
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(handle, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(handle)
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
+        yield write
+        with _naming(path):
+            file.flush()
+            os.fsync(file.fileno())
+            if not move_to_new(part, path):
+                raise exists
+    except OSError as error:  # of another file, such as a temporary one
+        raise ArgumentError(f"{path} was not written, because another file failed: {error}.") from error
+    finally:
+        with suppress(OSError):  # after a failed write, closing fails too
+            file.close()
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raise an `OSError` as an `ArgumentError` that names `path`."""
+    try:
+        yield
     except OSError as error:
         raise ArgumentError(f"{path} cannot be written: {error.strerror}.") from error
 
@@ -379,7 +399,7 @@ def _redactor(context: SessionsContext, *, is_strict: bool = False) -> Redactor:
 
 
 def _backup_path(path: Path) -> Path:
-    return path / f"crow-{datetime.now().astimezone():%Y%m%d-%H%M%S}.db" if path.is_dir() else path
+    return path / f"crow-{datetime.now().astimezone():%Y%m%d-%H%M%S}.db" if os.path.isdir(path) else path
 
 
 def _name(session_id: str, title: str | None) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import resource
 import shlex
 import sqlite3
 import struct
 import subprocess
+import sys
 from contextlib import closing
 from datetime import datetime
 from fcntl import ioctl
@@ -506,6 +508,49 @@ def test_a_large_page_is_printed_whole_on_a_terminal(stored_sessions: Path) -> N
     (lines,) = on_terminal(("export", "large", "--format", "html"), width=80)
     assert "".join(lines).count("€") >= 800_000
     assert lines[-1] == "</html>"
+
+
+def test_an_export_that_cannot_be_written_says_which_file_failed(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 300)
+    for arguments in (("export", "aaaa1", "-o"), ("share", "aaaa1", "--html", "-o")):
+        assert refused(capfd, *arguments, str(long)) == f"{long} cannot be written: File name too long."
+    assert refused(capfd, "backup", str(long)) == f"{long} cannot be created: File name too long."
+    file, missing = tmp_path / "x.jsonl", tmp_path / "missing"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        assert refused(capfd, "export", "aaaa1", "-o", str(file)) == f"{file} cannot be written: File too large."
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with monkeypatch.context() as changed:
+        changed.setattr("tempfile.tempdir", str(missing))
+        told = refused(capfd, "export", "aaaa1", "--format", "case", "-o", str(file))
+    assert told.startswith(f"{file} was not written, because another file failed: ")
+    assert str(missing) in told
+    assert not list(tmp_path.glob("x*"))
+
+
+@pytest.mark.parametrize("arguments", [("export", "aaaa1", "-o"), ("backup",)])
+def test_a_file_that_appears_during_an_export_is_left_alone(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    file = tmp_path / "x"
+
+    def appear(event: str, values: tuple[object, ...]) -> None:
+        if is_watched and event == "open" and str(values[0]).startswith(f"{file}.part"):
+            file.write_text("of another export")
+
+    is_watched = True
+    sys.addaudithook(appear)  # a hook cannot be removed
+    try:
+        told = refused(capfd, *arguments, str(file))
+    finally:
+        is_watched = False
+    assert told.startswith((f"{file} already exists.", f"{file} exists already."))
+    assert file.read_text() == "of another export"
+    assert [path.name for path in tmp_path.glob("x*")] == ["x"]
 
 
 async def die_while_answering(home: Path) -> None:
