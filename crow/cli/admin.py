@@ -23,7 +23,7 @@ from crow.cli.replay import known_extras, scratch
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe, safe_json
-from crow.export.links import PageLink
+from crow.export.links import DEFAULT_AGE, PageLink
 from crow.export.page import session_page
 from crow.export.redact import Redactor
 from crow.replay.case import with_subagents, write_case
@@ -112,6 +112,8 @@ async def share(context: SessionsContext) -> None:
     if context.options.principal is None:
         raise ArgumentError("Name the PRINCIPAL with whom to share the session, or give --html.")
     principal, access = check_principal(context.options.principal), context.options.access
+    if access is not None and (given := _page_options(context.options)):
+        raise ArgumentError(f"{given[0]} works only with --html, because {principal} sees the session itself.")
     had = {one.principal: one.access for one in await context.store.shares(session_id)}
     if access is None and principal not in had:
         with_whom = ", ".join(had) or "nobody"
@@ -124,6 +126,17 @@ async def share(context: SessionsContext) -> None:
     return None
 
 
+def _page_options(options: argparse.Namespace) -> list[str]:
+    """Return the given options of `crow sessions share` that only a page has."""
+    values = {
+        "--output": options.output is not None,
+        "--link": options.link,
+        "--expires": options.expires is not None,
+        "--redact": options.redact,
+    }
+    return [name for name, is_given in values.items() if is_given]
+
+
 async def _share_page(context: SessionsContext, session_id: str) -> None:
     """`crow sessions share --html`: write a page, and publish it if a command is configured. With --link, let `crow
     serve` show it instead."""
@@ -134,12 +147,14 @@ async def _share_page(context: SessionsContext, session_id: str) -> None:
         if options.output is not None:
             raise ArgumentError("--link keeps the page in crow's own directory; leave out --output.")
         link, url = await open_links(lambda: context.loaded).add(
-            context.store, session_id, age=options.expires, is_strict=options.redact
+            context.store, session_id, age=options.expires or DEFAULT_AGE, is_strict=options.redact
         )
         hint = (
             f"crow serve shows it until {time_text(link.expires_ms)}; crow sessions links --revoke {link.id} ends it."
         )
         return context.report([{**_link_values(link), "url": url}], url, hint)
+    if options.expires is not None:
+        raise ArgumentError("--expires works only with --link, because crow cannot delete a file or a published page.")
     path = await _write_page(context, session_id, None if options.output is None else Path(options.output))
     values: dict[str, object] = {"path": str(path), "bytes": path.stat().st_size}
     if settings.share.command is None:

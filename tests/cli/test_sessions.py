@@ -838,6 +838,11 @@ def test_a_link_is_made_listed_and_revoked(stored_sessions: Path, capfd: pytest.
     [
         (("share", "aaaa1", "--read"), "Name the PRINCIPAL with whom to share the session, or give --html."),
         (("share", "aaaa1", "ann", "--html"), 'leave out the principal "ann"'),
+        (("share", "aaaa1", "bob", "--read", "--redact"), "--redact works only with --html, because bob sees"),
+        (("share", "aaaa1", "bob", "--write", "--expires", "1d"), "--expires works only with --html"),
+        (("share", "aaaa1", "bob", "--read", "--link"), "--link works only with --html"),
+        (("share", "aaaa1", "bob", "--read", "-o", "x"), "--output works only with --html"),
+        (("share", "aaaa1", "--html", "--expires", "1d"), "--expires works only with --link"),
         (("share", "aaaa1", "--html", "--link", "-o", "x"), "leave out --output"),
         (("share", "aaaa1", "--html", "--link", "--expires", "never"), '"never" is not a lifetime'),
         (("links", "--revoke", "x"), 'There is no link "x"'),
