@@ -204,6 +204,8 @@ async def tag(context: SessionsContext) -> None:
     sessions."""
     options = context.options
     if not options.ids:
+        if options.remove:
+            raise ArgumentError("Name the SESSION from which to remove tags: crow sessions tag SESSION --remove TAG.")
         return await _list_tags(context)
     (session_id,) = await context.find_ids()
     row = await context.store.session(session_id)

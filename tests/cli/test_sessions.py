@@ -306,6 +306,9 @@ def test_sessions_are_renamed_tagged_and_found_by_tag(stored_sessions: Path, cap
     assert crow(capfd, "list", "--cwd", "/one").split("\t")[-2:] == ["http work", "\n"]
     assert "- tags: http, work\n" in crow(capfd, "show", "aaaa1")
     assert crow(capfd, "tag", "aaaa2", "--remove", "work") == 'aaaa2222-two "Other": no tags\n'
+    assert refused(capfd, "tag", "--remove", "http") == (
+        "Name the SESSION from which to remove tags: crow sessions tag SESSION --remove TAG."
+    )
     assert refused(capfd, "tag", "aaaa2", "x", "--remove", "work") == 'aaaa2222-two has no tag "work"; it has none.'
     for wrong in ("two words", "a,b", "", "#", "x" * 51, "\u202ex"):
         assert "cannot be a tag; expected one word of at most 50 characters" in refused(capfd, "tag", "aaaa1", wrong)
