@@ -374,8 +374,12 @@ async def _all_if_none(context: SessionsContext, ids: Sequence[str] | None) -> S
 
 
 async def _otlp(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-    for name in await _all_if_none(context, ids):
-        sessions = await with_subagents(context.store, name)
+    names = await _all_if_none(context, ids)
+    trees = [await with_subagents(context.store, name) for name in names]
+    written_with = {below for _, *subagents in trees for below in subagents}
+    for name, sessions in zip(names, trees, strict=True):
+        if name in written_with:  # it is a subagent of another named session
+            continue
         async for line in otlp_lines(context.store, sessions, trace_redactor(context.loaded)):
             yield line
 

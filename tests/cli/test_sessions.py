@@ -461,6 +461,13 @@ def test_an_export_is_imported_once(
     assert refused(capfd, "import", str(missing)) == f"{missing} cannot be read: No such file or directory."
 
 
+def test_spans_of_a_subagent_are_exported_once(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    once = crow(capfd, "export", "fix", "--format", "otlp")
+    assert len(once.splitlines()) == 8
+    for names in (("fix", "task-1"), ("task-1", "fix"), ("task-1", "fix", "fix", "task-2")):
+        assert crow(capfd, "export", *names, "--format", "otlp") == once
+
+
 def test_sessions_are_exported_as_markdown(
     stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
