@@ -317,7 +317,7 @@ def _parse_options(command: str, argument: str, *, takes_place: bool = False) ->
         raise ArgumentError("`files` restores files and `keep` leaves them as they are; give only one of them.")
     if place and not takes_place:
         raise ArgumentError(
-            f"`/{command} {place}`: expected no argument, or {OPTIONS_HINT}. `/rewind` goes to any place."
+            f"`/{command} {place}`: expected at most {OPTIONS_HINT}. `/rewind` goes to any place."
         )
     return _RestoreOptions(
         place=place,
