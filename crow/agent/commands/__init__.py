@@ -34,7 +34,9 @@ class CommandSpec:
 COMMANDS = (
     CommandSpec("undo", "Take back the last turn", OPTIONS_HINT),
     CommandSpec("redo", "Reverse the last undo or rewind", OPTIONS_HINT),
-    CommandSpec("rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, then {OPTIONS_HINT}"),
+    CommandSpec(
+        "rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, then {OPTIONS_HINT}"
+    ),
     CommandSpec("retry", "Send the last prompt again, on a new branch", OPTIONS_HINT),
     CommandSpec("new", "Start over; if the session has an alias, a new session takes the alias"),
     CommandSpec("clear", "Start over in this session; nothing is deleted"),
