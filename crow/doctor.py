@@ -28,7 +28,7 @@ from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage, WireName
 from crow.domain.text import on_one_line, plural
 from crow.llm import WIRE_TITLES, Model, Request, TextDelta, ThoughtLevel
-from crow.llm.facts import WINDOW, LearnedWindow, describe_facts, describe_window, learned_window
+from crow.llm.facts import WINDOW, LearnedWindow, describe_facts, describe_window, learned_window, utc_today
 from crow.llm.models import Offered, facts_of
 from crow.programs import Programs, named_program
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
@@ -368,7 +368,7 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
             "Because of this window, crow may compact earlier, but refuses nothing. To forget it, use /context forget "
             "in a session, or set context_window in [model] or [models.NAME]."
         )
-        return Finding(check, "warning", describe_window(learned, is_own=False), advice)
+        return Finding(check, "warning", describe_window(learned, utc_today(), is_own=False), advice)
     if window is None:
         advice = "Set context_window in [model] or [models.NAME] to the size that the server was started with."
         return Finding(check, "warning", f"not known: crow assumes {DEFAULT_WINDOW:,} tokens", advice)

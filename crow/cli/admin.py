@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO
 
 from crow.adapters import open_admin, open_links, open_store_at, page_redactor, trace_redactor
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
@@ -23,7 +23,7 @@ from crow.cli.replay import known_extras, scratch
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe, safe_json
-from crow.export.links import PageLink
+from crow.export.links import DEFAULT_AGE, PageLink
 from crow.export.page import session_page
 from crow.export.redact import Redactor
 from crow.replay.case import with_subagents, write_case
@@ -32,6 +32,7 @@ from crow.settings import Loaded
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 from crow.store.copying import CopiedConversation, SessionCopy
+from crow.store.files import move_to_new
 from crow.store.portable import clean_title
 from crow.store.principals import check_principal
 from crow.store.transcript import Transcript, time_text
@@ -63,14 +64,15 @@ async def export(context: SessionsContext) -> None:
         lines = _case(context, ids[0]) if options.format == "case" else await _html(context, ids[0])
     if options.output is None:
         escape = None if not in_terminal() else safe_json if options.format in ("jsonl", "case", "otlp") else safe
+        decoder = codecs.getincrementaldecoder("utf-8")()  # a piece of a page can end inside a character
         async for line in lines:
-            sys.stdout.buffer.write(line if escape is None else escape(line.decode()).encode())
+            sys.stdout.buffer.write(line if escape is None else escape(decoder.decode(line)).encode())
         sys.stdout.buffer.flush()
         return
     path, size = Path(options.output), 0
-    with _new_file(path) as file:
+    with _new_file(path) as write:
         async for line in lines:
-            size += file.write(line)
+            size += write(line)
     context.report([{"path": str(path), "bytes": size}], f"Wrote {path} ({size:,} bytes).")
 
 
@@ -88,9 +90,9 @@ async def _write_page(context: SessionsContext, session_id: str, path: Path | No
     if path is None:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", session_id)[:80].lstrip(".-") or "session"
         path = Path(tempfile.mkdtemp(prefix="crow-")) / f"{name}.html"
-    with _new_file(path) as file:
+    with _new_file(path) as write:
         async for piece in await _html(context, session_id):
-            file.write(piece)
+            write(piece)
     return path
 
 
@@ -110,6 +112,8 @@ async def share(context: SessionsContext) -> None:
     if context.options.principal is None:
         raise ArgumentError("Name the PRINCIPAL with whom to share the session, or give --html.")
     principal, access = check_principal(context.options.principal), context.options.access
+    if access is not None and (given := _page_options(context.options)):
+        raise ArgumentError(f"{given[0]} works only with --html, because {principal} sees the session itself.")
     had = {one.principal: one.access for one in await context.store.shares(session_id)}
     if access is None and principal not in had:
         with_whom = ", ".join(had) or "nobody"
@@ -122,6 +126,17 @@ async def share(context: SessionsContext) -> None:
     return None
 
 
+def _page_options(options: argparse.Namespace) -> list[str]:
+    """Return the given options of `crow sessions share` that only a page has."""
+    values = {
+        "--output": options.output is not None,
+        "--link": options.link,
+        "--expires": options.expires is not None,
+        "--redact": options.redact,
+    }
+    return [name for name, is_given in values.items() if is_given]
+
+
 async def _share_page(context: SessionsContext, session_id: str) -> None:
     """`crow sessions share --html`: write a page, and publish it if a command is configured. With --link, let `crow
     serve` show it instead."""
@@ -132,12 +147,14 @@ async def _share_page(context: SessionsContext, session_id: str) -> None:
         if options.output is not None:
             raise ArgumentError("--link keeps the page in crow's own directory; leave out --output.")
         link, url = await open_links(lambda: context.loaded).add(
-            context.store, session_id, age=options.expires, is_strict=options.redact
+            context.store, session_id, age=options.expires or DEFAULT_AGE, is_strict=options.redact
         )
         hint = (
             f"crow serve shows it until {time_text(link.expires_ms)}; crow sessions links --revoke {link.id} ends it."
         )
         return context.report([{**_link_values(link), "url": url}], url, hint)
+    if options.expires is not None:
+        raise ArgumentError("--expires works only with --link, because crow cannot delete a file or a published page.")
     path = await _write_page(context, session_id, None if options.output is None else Path(options.output))
     values: dict[str, object] = {"path": str(path), "bytes": path.stat().st_size}
     if settings.share.command is None:
@@ -187,6 +204,8 @@ async def tag(context: SessionsContext) -> None:
     sessions."""
     options = context.options
     if not options.ids:
+        if options.remove:
+            raise ArgumentError("Name the SESSION from which to remove tags: crow sessions tag SESSION --remove TAG.")
         return await _list_tags(context)
     (session_id,) = await context.find_ids()
     row = await context.store.session(session_id)
@@ -307,24 +326,44 @@ def _place(loaded: Loaded, place: str | None) -> str:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that only its owner can read. The file appears only when it is complete.
+def _new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
+    """Create a file that only its owner can read. Return a function that writes to it, and returns the number of bytes.
+    The file appears only when it is complete.
 
-    :raises ArgumentError: `path` exists, or cannot be written.
+    :raises ArgumentError: `path` exists or cannot be written, or the body of the `with` statement raised an `OSError`.
+    The returned function raises this error, too.
     """
-    if path.exists() or path.is_symlink():
-        raise ArgumentError(f"{path} already exists. Choose another name, because crow does not overwrite files.")
+    exists = ArgumentError(f"{path} already exists. Choose another name, because crow does not overwrite files.")
+    if os.path.lexists(path):
+        raise exists
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    with _naming(path):
+        file = open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")  # noqa: SIM115  # closed below
+
+    def write(data: bytes) -> int:
+        with _naming(path):
+            return file.write(data)
+
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(handle, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(handle)
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
+        yield write
+        with _naming(path):
+            file.flush()
+            os.fsync(file.fileno())
+            if not move_to_new(part, path):
+                raise exists
+    except OSError as error:  # of another file, such as a temporary one
+        raise ArgumentError(f"{path} was not written, because another file failed: {error}.") from error
+    finally:
+        with suppress(OSError):  # after a failed write, closing fails too
+            file.close()
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raise an `OSError` as an `ArgumentError` that names `path`."""
+    try:
+        yield
     except OSError as error:
         raise ArgumentError(f"{path} cannot be written: {error.strerror}.") from error
 
@@ -335,8 +374,12 @@ async def _all_if_none(context: SessionsContext, ids: Sequence[str] | None) -> S
 
 
 async def _otlp(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-    for name in await _all_if_none(context, ids):
-        sessions = await with_subagents(context.store, name)
+    names = await _all_if_none(context, ids)
+    trees = [await with_subagents(context.store, name) for name in names]
+    written_with = {below for _, *subagents in trees for below in subagents}
+    for name, sessions in zip(names, trees, strict=True):
+        if name in written_with:  # it is a subagent of another named session
+            continue
         async for line in otlp_lines(context.store, sessions, trace_redactor(context.loaded)):
             yield line
 
@@ -377,7 +420,7 @@ def _redactor(context: SessionsContext, *, is_strict: bool = False) -> Redactor:
 
 
 def _backup_path(path: Path) -> Path:
-    return path / f"crow-{datetime.now().astimezone():%Y%m%d-%H%M%S}.db" if path.is_dir() else path
+    return path / f"crow-{datetime.now().astimezone():%Y%m%d-%H%M%S}.db" if os.path.isdir(path) else path
 
 
 def _name(session_id: str, title: str | None) -> str:

@@ -444,7 +444,7 @@ def _add_share_commands(add: _AddCommand) -> None:
     )
     words = "with --html: crow serve shows the page to anyone who has its secret link"
     share.add_argument("--link", action="store_true", help=words)
-    share.add_argument("--expires", metavar="AGE", default="7d", help="with --link: how long, such as 12h, 7d or 8w")
+    share.add_argument("--expires", metavar="AGE", help="with --link: how long, such as 12h or 8w (default: 7d)")
     words = "with --html: also hide e-mail addresses, home directories, and what looks like a token or password"
     share.add_argument("--redact", action="store_true", help=words)
     links = add("links", admin.list_links, "list the links to pages that crow serve shows, or revoke some")

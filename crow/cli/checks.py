@@ -62,7 +62,8 @@ async def _run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
 
 
 def _folded(words: str, console: Console) -> str:
-    """Return words that follow `_INDENT` columns. In a terminal, lines are broken between words."""
+    """Return `words`, which are printed after `_INDENT` columns, as one line. In a terminal, break this line between
+    words into lines that fit."""
     line = on_one_line(words)
     if not console.is_terminal:
         return line

@@ -277,10 +277,11 @@ class EndpointClient:
         return self._facts.output_limit(wanted or wire_named(wire).default_limit(self._endpoint.model), known)
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
-        """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
-        lower the output limit. If the error names no part, undo earlier changes of the form. If the endpoint refuses
-        every wire, go back to the first one, and leave out the part that its refusal names. Return False if there is
-        nothing to change."""
+        """Change `form` after the refusal in `body`, so that the request can be sent again. Try in this order: use the
+        next wire if this wire was refused; lower the output limit; leave out the part that the refusal names; if it is
+        a bad request that names none, see `RequestForm.revert`. If all wires were refused, return to the first wire
+        that was refused, and leave out the part that its refusal named. Return False if the request cannot be sent
+        again: nothing can be changed, or the key, the quota or the rate limit is the reason."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False

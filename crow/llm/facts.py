@@ -1,9 +1,10 @@
 """The facts that crow has learned about a model at an endpoint: their stored format, and their descriptions for the
 user.
 
-Each fact records what it was learned from, when, in which session, and how often. A fact that was learned once applies
-only to its session. A fact that was learned at least twice applies to every session. No fact is final. Crow tests each
-fact again, so a temporary fault of an endpoint has no lasting effect.
+A learned window or refusal records what it was learned from, when, in which session, and how often. If it was learned
+once, it applies only to its session. If it was learned at least twice, it applies to every session. The token counts
+that the endpoint reports are the same for every session. No fact is final. Crow tests each fact again, so a temporary
+fault of an endpoint has no lasting effect.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ MAX_TOKENS = 1_000_000_000
 """No context window or output limit is larger than this."""
 
 _MAX_PATIENCE_DAYS = 32
+"""A refused part is tested again after at most this many days."""
+
 _MAX_REFUSALS = 40
+"""This many refusals are stored and read for one endpoint and model."""
 
 FIRST_WINDOW_PATIENCE = 8
 _MAX_WINDOW_PATIENCE = 256
@@ -194,17 +198,20 @@ def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
     return {_REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
 
 
-def describe_facts(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:
+def describe_facts(
+    facts: Mapping[str, object], session: str | None = None, *, today: date | None = None
+) -> tuple[LearnedFact, ...]:
     """Describe everything that was learned about an endpoint. Each description says what was learned, from what, when
     and how often, and when crow tests it again. If `session` is given, leave out facts that do not apply to that
-    session."""
+    session. `today` is by default the date in UTC."""
+    today = today or utc_today()
     described: list[LearnedFact] = []
     window = learned_window(facts)
     if window is not None and window.times and (session is None or window.applies_to(session)):
-        words = describe_window(window, is_own=session is not None)
+        words = describe_window(window, today, is_own=session is not None)
         described.append(LearnedFact(about="context window", words=words))
     described += [
-        LearnedFact(about=_part_name(refusal.part), words=_describe_refusal(refusal, is_own=session is not None))
+        LearnedFact(about=_part_name(refusal.part), words=_describe_refusal(refusal, today, is_own=session is not None))
         for refusal in learned_refusals(facts).values()
         if refusal.holds and (session is None or refusal.applies_to(session))
     ]
@@ -218,15 +225,18 @@ def describe_facts(facts: Mapping[str, object], session: str | None = None) -> t
     return tuple(described)
 
 
-def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool = False, is_own: bool = True) -> str:
+def describe_window(
+    window: LearnedWindow, today: date, *, answers: int = 0, is_tested: bool = False, is_own: bool = True
+) -> str:
     """Describe a learned window in full sentences. `answers` is the number of answers since `window.answers` was
     stored. `is_tested` means that crow is testing the window now and therefore ignores it. `is_own` means that the
     words are shown in a session to which the window applies."""
-    left = max(0, window.patience - window.answers - answers)
-    more = plural(left, "more answer")
+    more = plural(window.patience - window.answers - answers, "more answer")
     test = f"After {more}, or on another day, crow tests whether the endpoint accepts more."
-    if is_tested or left == 0:
+    if is_tested:
         test = "Crow is now testing whether the endpoint accepts more."
+    elif window.is_due(answers, today):
+        test = "When the context is full, crow tests whether the endpoint accepts more."
     scope = _scope(window.times, is_own=is_own)
     return (
         f"Crow learned a window of {window.tokens:,} tokens on {window.learned_on}, {scope}, from {window.source}. "
@@ -250,7 +260,7 @@ _PART_NAMES = {
     "include": "encrypted reasoning (include)",
     "summary": "summaries of reasoning",
     "cache_retention": "cache breakpoints",
-    "output_limit": "output limit",
+    "output_limit": "any output limit",
     "strict": "strict tools",
     "custom_tools": "tools with plain text as input",
     "store": "store",
@@ -278,14 +288,15 @@ _PART_NAMES = {
 }
 
 
-def _describe_refusal(refusal: Refusal, *, is_own: bool) -> str:
+def _describe_refusal(refusal: Refusal, today: date, *, is_own: bool) -> str:
     done = "Crow leaves this out of requests"
     if refusal.part.endswith("_wire"):
         done = "Crow uses another API of this endpoint"
     if refusal.limit is not None:
         done = f"Crow asks for at most {refusal.limit:,} output tokens"
     since = f" (since {refusal.learned_on})" if refusal.learned_on else ""
-    test = f"on {_day_after(refusal.checked_on, refusal.patience)}" if refusal.checked_on else "with the next request"
+    day = _day_after(refusal.checked_on, refusal.patience)
+    test = "with the next request" if refusal.is_due(today) else f"on {day}"
     scope = f", {_scope(refusal.times, is_own=is_own)}" if not refusal.part.endswith("_wire") else ""
     return f"{done}{since}{scope}, because of {refusal.source}. Crow tests this again {test}."
 

@@ -158,8 +158,8 @@ def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
         found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
         assert found["words"] == (
             f"Crow learned a window of 12,000 tokens on 2026-01-02, {scope}, from a refused request of about 13,000 "
-            'tokens: "at most 12000". Crow uses it only to decide when to compact. After 8 more answers, or on another '
-            "day, crow tests whether the endpoint accepts more."
+            'tokens: "at most 12000". Crow uses it only to decide when to compact. When the context is full, crow '
+            "tests whether the endpoint accepts more."
         )
         assert "use /context forget in a session" in found["advice"]
     (tmp_path / "config.toml").write_text("model.context_window = 128000\n")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import resource
 import shlex
 import sqlite3
 import struct
 import subprocess
+import sys
 from contextlib import closing
 from datetime import datetime
 from fcntl import ioctl
@@ -304,6 +306,9 @@ def test_sessions_are_renamed_tagged_and_found_by_tag(stored_sessions: Path, cap
     assert crow(capfd, "list", "--cwd", "/one").split("\t")[-2:] == ["http work", "\n"]
     assert "- tags: http, work\n" in crow(capfd, "show", "aaaa1")
     assert crow(capfd, "tag", "aaaa2", "--remove", "work") == 'aaaa2222-two "Other": no tags\n'
+    assert refused(capfd, "tag", "--remove", "http") == (
+        "Name the SESSION from which to remove tags: crow sessions tag SESSION --remove TAG."
+    )
     assert refused(capfd, "tag", "aaaa2", "x", "--remove", "work") == 'aaaa2222-two has no tag "work"; it has none.'
     for wrong in ("two words", "a,b", "", "#", "x" * 51, "\u202ex"):
         assert "cannot be a tag; expected one word of at most 50 characters" in refused(capfd, "tag", "aaaa1", wrong)
@@ -456,6 +461,13 @@ def test_an_export_is_imported_once(
     assert refused(capfd, "import", str(missing)) == f"{missing} cannot be read: No such file or directory."
 
 
+def test_spans_of_a_subagent_are_exported_once(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    once = crow(capfd, "export", "fix", "--format", "otlp")
+    assert len(once.splitlines()) == 8
+    for names in (("fix", "task-1"), ("task-1", "fix"), ("task-1", "fix", "fix", "task-2")):
+        assert crow(capfd, "export", *names, "--format", "otlp") == once
+
+
 def test_sessions_are_exported_as_markdown(
     stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -493,6 +505,62 @@ def test_a_session_is_exported_as_one_html_file_and_opened_in_the_browser(
     path = Path(crow(capfd, "view", "aaaa1").strip())
     assert (path.read_text(), path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (html, 0o600, 0o700)
     assert (tmp_path / "opened").read_text() == f"{path.as_uri()}\n"
+
+
+def test_a_large_page_is_printed_whole_on_a_terminal(stored_sessions: Path) -> None:
+    async def fill() -> None:
+        store = await SqliteStore.open(stored_sessions / "crow.db")
+        await store.create_session(new_session("large", cwd="/large"))
+        await converse(store, "large", "€" * 800_000)  # each character has 3 bytes; pages are read in pieces of 1 MiB
+        await store.close()
+
+    anyio.run(fill)
+    (lines,) = on_terminal(("export", "large", "--format", "html"), width=80)
+    assert "".join(lines).count("€") >= 800_000
+    assert lines[-1] == "</html>"
+
+
+def test_an_export_that_cannot_be_written_says_which_file_failed(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 300)
+    for arguments in (("export", "aaaa1", "-o"), ("share", "aaaa1", "--html", "-o")):
+        assert refused(capfd, *arguments, str(long)) == f"{long} cannot be written: File name too long."
+    assert refused(capfd, "backup", str(long)) == f"{long} cannot be created: File name too long."
+    file, missing = tmp_path / "x.jsonl", tmp_path / "missing"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        assert refused(capfd, "export", "aaaa1", "-o", str(file)) == f"{file} cannot be written: File too large."
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with monkeypatch.context() as changed:
+        changed.setattr("tempfile.tempdir", str(missing))
+        told = refused(capfd, "export", "aaaa1", "--format", "case", "-o", str(file))
+    assert told.startswith(f"{file} was not written, because another file failed: ")
+    assert str(missing) in told
+    assert not list(tmp_path.glob("x*"))
+
+
+@pytest.mark.parametrize("arguments", [("export", "aaaa1", "-o"), ("backup",)])
+def test_a_file_that_appears_during_an_export_is_left_alone(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    file = tmp_path / "x"
+
+    def appear(event: str, values: tuple[object, ...]) -> None:
+        if is_watched and event == "open" and str(values[0]).startswith(f"{file}.part"):
+            file.write_text("of another export")
+
+    is_watched = True
+    sys.addaudithook(appear)  # a hook cannot be removed
+    try:
+        told = refused(capfd, *arguments, str(file))
+    finally:
+        is_watched = False
+    assert told.startswith((f"{file} already exists.", f"{file} exists already."))
+    assert file.read_text() == "of another export"
+    assert [path.name for path in tmp_path.glob("x*")] == ["x"]
 
 
 async def die_while_answering(home: Path) -> None:
@@ -780,6 +848,11 @@ def test_a_link_is_made_listed_and_revoked(stored_sessions: Path, capfd: pytest.
     [
         (("share", "aaaa1", "--read"), "Name the PRINCIPAL with whom to share the session, or give --html."),
         (("share", "aaaa1", "ann", "--html"), 'leave out the principal "ann"'),
+        (("share", "aaaa1", "bob", "--read", "--redact"), "--redact works only with --html, because bob sees"),
+        (("share", "aaaa1", "bob", "--write", "--expires", "1d"), "--expires works only with --html"),
+        (("share", "aaaa1", "bob", "--read", "--link"), "--link works only with --html"),
+        (("share", "aaaa1", "bob", "--read", "-o", "x"), "--output works only with --html"),
+        (("share", "aaaa1", "--html", "--expires", "1d"), "--expires works only with --link"),
         (("share", "aaaa1", "--html", "--link", "-o", "x"), "leave out --output"),
         (("share", "aaaa1", "--html", "--link", "--expires", "never"), '"never" is not a lifetime'),
         (("links", "--revoke", "x"), 'There is no link "x"'),

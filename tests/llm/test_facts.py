@@ -109,7 +109,7 @@ async def test_a_refused_part_is_tested_after_a_day_and_later_if_it_is_refused_a
             assert requests[1:] == [1, 1]
             tested += [day] if requests[0] == 2 else []
     assert tested == [0, 1, 3, 7, 15, 31, 63, 95]
-    (fact,) = describe_facts(memory.facts, "s")[:1]
+    (fact,) = describe_facts(memory.facts, "s", today=days.today)[:1]
     assert fact.about == "usage while streaming (stream_options)"
     assert fact.words == (
         "Crow leaves this out of requests (since 2026-04-06), for every session (seen 8 times), because of a "
@@ -221,6 +221,24 @@ async def test_the_reported_counts_are_learned_and_their_absence_after_three_ans
     assert seen == [("input output", 1), (both, 1), (both, 2), (both, 2), (both, 2), ("", 1), ("", 2)]
     words = describe_facts(memory.facts)[0].words
     assert words.startswith("The endpoint reports no token counts (after several answers, ")
+
+
+@pytest.mark.parametrize("checked_on", ["2026-01-02", "2027-01-01", "soon", "9999-12-31", ""])
+def test_a_refusal_that_is_due_is_tested_with_the_next_request(checked_on: str) -> None:
+    stored = {"part": "stream", "source": "a refusal", "learned_on": "2026-01-01", "session": "s", "patience": 2}
+    facts = {"refused": [{**stored, "checked_on": checked_on}]}
+    (due,) = describe_facts(facts, today=date(2026, 1, 4))
+    assert due.words.endswith(". Crow tests this again with the next request.")
+    if checked_on == "2026-01-02":
+        (waiting,) = describe_facts(facts, today=date(2026, 1, 3))
+        assert waiting.words.endswith(". Crow tests this again on 2026-01-04.")
+
+
+@pytest.mark.parametrize(("answers", "checked_on"), [(8, "2026-01-04"), (3, "2026-01-03"), (3, "soon")])
+def test_a_window_that_is_due_is_tested_when_the_context_is_full(answers: int, checked_on: str) -> None:
+    window = {"tokens": 9_000, "source": "a refusal", "learned_on": "2026-01-01", "session": "s", "answers": answers}
+    (fact,) = describe_facts({"window": {**window, "checked_on": checked_on}}, today=date(2026, 1, 4))
+    assert fact.words.endswith(". When the context is full, crow tests whether the endpoint accepts more.")
 
 
 JSON = st.recursive(

@@ -1,8 +1,8 @@
 """The table of slash commands.
 
-A prompt that begins with a known name is a command. Like any prompt, a command takes a turn and is stored with its
-answer, but the model never sees it. If the name is unknown, the text is an ordinary prompt, since paths begin with a
-slash too. Handlers are in other modules, which are imported when the first turn starts.
+A prompt that begins with `/` and a known name is a command. Like any prompt, a command takes a turn and is stored with
+its answer, but the model never sees it. If the name is unknown, the text is an ordinary prompt, since paths begin with
+a slash too. Handlers are in other modules, which are imported when the first turn starts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from crow.agent.templates import ParsedCommand
 
 PLACE_HINT = "prompt number | label | #entry"
-OPTIONS_HINT = "files | keep, summary"
+"""The places that `/rewind` and `/fork` accept."""
+
+OPTIONS_HINT = "[files | keep] [summary]"
+"""The options of commands that move to another place. `files` restores the files that the abandoned turns changed, and
+`keep` leaves them as they are; without both, crow asks. `summary` gives the model a summary of these turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,9 @@ class CommandSpec:
 COMMANDS = (
     CommandSpec("undo", "Take back the last turn", OPTIONS_HINT),
     CommandSpec("redo", "Reverse the last undo or rewind", OPTIONS_HINT),
-    CommandSpec("rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, {OPTIONS_HINT}"),
+    CommandSpec(
+        "rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, then {OPTIONS_HINT}"
+    ),
     CommandSpec("retry", "Send the last prompt again, on a new branch", OPTIONS_HINT),
     CommandSpec("new", "Start over; if the session has an alias, a new session takes the alias"),
     CommandSpec("clear", "Start over in this session; nothing is deleted"),

@@ -316,9 +316,7 @@ def _parse_options(command: str, argument: str, *, takes_place: bool = False) ->
     if {"files", "keep"} <= options:
         raise ArgumentError("`files` restores files and `keep` leaves them as they are; give only one of them.")
     if place and not takes_place:
-        raise ArgumentError(
-            f"`/{command} {place}`: expected no argument, or {OPTIONS_HINT}. `/rewind` goes to any place."
-        )
+        raise ArgumentError(f"`/{command} {place}`: expected at most {OPTIONS_HINT}. `/rewind` goes to any place.")
     return _RestoreOptions(
         place=place,
         files="restore" if "files" in options else "keep" if "keep" in options else "ask",

@@ -110,7 +110,7 @@ class ContextWindow:
         learned = self.learned(info)
         if learned is not None:
             state = self._of(info)
-            words = describe_window(learned, answers=state.answers, is_tested=state.probing)
+            words = describe_window(learned, self._today(), answers=state.answers, is_tested=state.probing)
             return f"{words} `/context forget` drops it."
         if info.is_window_configured:
             return "You configured this window."
@@ -124,7 +124,8 @@ class ContextWindow:
         if self._memory is None:
             return ()
         learned = await self._memory.learned(*_endpoint_and_model(info))
-        return describe_facts({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
+        without_window = {key: fact for key, fact in learned.items() if key != WINDOW}
+        return describe_facts(without_window, self._session, today=self._today())
 
     def is_loaded_for(self, info: ModelInfo) -> bool:
         """Return whether `look_up` was called for this model with its present configured window."""

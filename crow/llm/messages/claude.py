@@ -16,14 +16,25 @@ from typing import Literal
 from crow.llm import ThoughtLevel
 
 _NAME = re.compile(
-    r"claude[-_.]?(?:(?P<major>\d)(?:[-._](?P<minor>\d))?[-_.])?(?P<line>[a-z]+)"
-    r"(?:[-_.](?P<major_after>\d)(?!\d)(?:[-._](?P<minor_after>\d{1,2})(?!\d))?)?",
+    r"claude[-_.]?(?:"
+    r"(?P<major>\d)(?:[-._](?P<minor>\d))?(?![\da-z])(?:[-_.](?P<line>[a-z]+))?"
+    r"|(?P<line_before>[a-z]+)(?:[-_.]?v?(?P<major_after>\d)(?:[-._]?(?P<minor_after>\d{1,2})(?![\da-z])|(?!\d)))?)",
     re.IGNORECASE,
 )
+"""The version stands before the line (`claude-3-5-haiku`), after it (`claude-opus-4-1`, `claude-sonnet4`, `claude-v2`),
+or alone (`claude-2.1`). A date is no version."""
+
 _ALWAYS_THINK = frozenset({"fable", "mythos"})
+"""The lines of models whose thinking cannot be turned off."""
+
 _NEWEST = (99, 0)
+"""The version of a name without a version, such as `claude-mythos-preview`."""
+
 _BUDGETS: Mapping[ThoughtLevel, int] = {"low": 2_048, "medium": 8_192, "high": 24_576}
+"""The tokens that a model with the form `budget` may think, by thought level."""
+
 _MIN_BUDGET = 1_024
+"""The API refuses smaller budgets. This many tokens are also left for the answer itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +45,9 @@ class Claude:
     """`adaptive`: the model decides how much it thinks, guided by an effort. `budget`: the request limits the
     tokens."""
     off: Literal["disabled", "between_tools", "omitted", "never"]
-    """How a request turns thinking off. `disabled`, `between_tools`: with this word in `thinking.type`. `omitted`: by
-    saying nothing about thinking. `never`: thinking cannot be turned off."""
+    """How a request turns thinking off. `disabled`, `between_tools`: with this word in `thinking.type`; with
+    `between_tools`, the model still writes short notes between tool calls. `omitted`: by saying nothing about thinking.
+    `never`: thinking cannot be turned off."""
     thinks_by_default: bool
     """Whether the model thinks if a request says nothing about thinking."""
     min_cached_tokens: int
@@ -56,7 +68,7 @@ def claude(model: str) -> Claude:
     found = _NAME.search(model)
     if found is None:
         return _OTHER
-    line, version = found["line"].lower(), _version(found)
+    line, version = (found["line"] or found["line_before"] or "").lower(), _version(found)
     return Claude(
         thinking="adaptive" if version >= (4, 6) else "budget" if version >= (3, 7) else "none",
         off=_off(line, version),
@@ -70,7 +82,7 @@ def _version(found: re.Match[str]) -> tuple[int, int]:
     major = found["major"] or found["major_after"]
     if major is None:
         return _NEWEST
-    return int(major), int((found["minor"] if found["major"] else found["minor_after"]) or 0)
+    return int(major), int(found["minor"] or found["minor_after"] or 0)
 
 
 def _off(line: str, version: tuple[int, int]) -> Literal["disabled", "between_tools", "omitted", "never"]:
@@ -105,9 +117,9 @@ def thinking_members(
 ) -> dict[str, object]:
     """Return the request members that ask for this thought level. `limit` is the output limit in tokens.
 
-    `refused` has the forms that the endpoint refuses, of `adaptive_thinking`, `thinking_budget`, `thinking_off`,
-    `effort` and `thinking_display`. `may_think` is False in the middle of a tool loop without thoughts: models with a
-    budget cannot begin to think there.
+    `refused` has the forms that the endpoint refuses, from among `adaptive_thinking`, `thinking_budget`,
+    `thinking_off`, `effort` and `thinking_display`. `may_think` is False in the middle of a tool loop without thoughts:
+    models with a budget cannot begin to think there.
     """
     known = claude(model)
     form = known.thinking

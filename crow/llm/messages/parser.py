@@ -66,7 +66,7 @@ class _Block:
                 return content == self.members
 
     def whole(self) -> dict[str, object]:
-        """Return the block with its joined members."""
+        """Return all members of the block. Members that arrived in pieces are joined."""
         joined: dict[str, object] = {}
         for key, pieces in self.growing.items():
             before = self.members.get(key)

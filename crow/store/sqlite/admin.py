@@ -37,6 +37,7 @@ from crow.store.admin import (
     best_matches,
 )
 from crow.store.codec import from_json, tags_of
+from crow.store.files import move_to_new
 from crow.store.owner import is_alive, readable
 from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
 from crow.store.rows import SESSION_COLUMNS, possible_time, session_of
@@ -342,14 +343,16 @@ class SessionAdmin(UsageMethods, Admin):
     @snapshot()
     def back_up(self, sql: Connection, path: Path) -> Backup:
         # The copy is a single file with one snapshot. It gets its final name after SQLite's integrity check.
-        if path.exists() or path.is_symlink():
-            raise ArgumentError(f"{path} exists already. Name a new file, so that no backup is overwritten.")
+        exists = ArgumentError(f"{path} exists already. Name a new file, so that no backup is overwritten.")
+        if os.path.lexists(path):
+            raise exists
         part = path.with_name(f"{path.name}.part-{os.getpid()}")
         try:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             try:
                 sessions, entries = _copy_and_count(sql, part, path)
-                part.rename(path)
+                if not move_to_new(part, path):
+                    raise exists
             finally:
                 part.unlink(missing_ok=True)
         except OSError as error:

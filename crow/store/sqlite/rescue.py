@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 
 from crow.domain.errors import StoreUnavailable
+from crow.store.files import move_to_new
 from crow.store.sqlite.connection import FileId, file_id, make_directory, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION
 
@@ -95,26 +96,11 @@ def _copy(connection: sqlite3.Connection, target: Path) -> bool:
             connection.backup(copy)
         connection.execute("BEGIN IMMEDIATE")  # from here on, no other process writes to the open file
         try:
-            return _data_version(connection) == version and _move(part, target)
+            return _data_version(connection) == version and move_to_new(part, target)
         finally:
             connection.execute("ROLLBACK")
     finally:
         remove_files(part)
-
-
-def _move(part: Path, target: Path) -> bool:
-    """Rename `part` to `target`, unless `target` exists. Return whether `part` was renamed."""
-    try:
-        os.link(part, target)
-    except FileExistsError:
-        return False
-    except OSError:  # the disk does not support hard links
-        try:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            return False
-        os.replace(part, target)
-    return True
 
 
 def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:

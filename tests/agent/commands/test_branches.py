@@ -214,7 +214,7 @@ WRONG = (
     (f"/rewind {'9' * 5_000}", "There is no label"),
     ("/rewind nowhere", "There is no label “nowhere”."),
     ("/rewind 1 files keep", "`files` restores files and `keep` leaves them as they are"),
-    ("/undo 3", "`/undo 3`: expected no argument, or files | keep, summary."),
+    ("/undo 3", "`/undo 3`: expected at most [files | keep] [summary]."),
     ("/new prompt", "`/new` takes no argument."),
     ("/label 12", "“12” cannot be a label"),
     ("/label #x", "There is no entry #x in this conversation."),
