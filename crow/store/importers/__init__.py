@@ -120,14 +120,17 @@ class SessionScan:
             yield from self._in_file(self._root, is_named=True)
         elif not self._root.is_dir():
             raise ArgumentError(f"{self._root} is neither a file nor a directory.")
-        elif opencode.is_storage(self._root / "storage") and (self._root / opencode.DATABASE).is_file():
+        elif opencode.is_storage(self._root / "storage") and os.path.isfile(self._root / opencode.DATABASE):
             # The files have nothing that the database does not have, because opencode moved their contents into it.
             yield from self._in_file(self._root / opencode.DATABASE, is_named=True)
         else:
             yield from self._in_directory()
 
     def _in_directory(self) -> Iterator[Source]:
-        for folder, folders, names in os.walk(self._root):
+        def report(error: OSError) -> None:
+            self.problems.skip_file(error.filename, readable(error))
+
+        for folder, folders, names in os.walk(self._root, onerror=report):
             directory = Path(folder)
             folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
             if self._wants(opencode.NAME) and opencode.is_storage(directory):
