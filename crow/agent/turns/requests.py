@@ -102,7 +102,10 @@ class Requests:
             except BadRequest as error:
                 # An endpoint that began to answer has accepted the size of the request.
                 has_answered = self._draft is not None and bool(self._draft.text or self._draft.thought)
-                if has_answered or not error.is_unclear or not await self._compactor.refused_unclearly(error):
+                if has_answered or not error.is_unclear:
+                    raise
+                self.unstored_answer()  # counts the attempts; nothing was shown
+                if not await self._compactor.refused_unclearly(error):
                     raise
             except (ContextOverflow, NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited) as error:
                 text = self._draft.text if self._draft is not None else ""
