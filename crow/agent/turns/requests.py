@@ -61,7 +61,8 @@ class Requests:
     answers for the rest of the turn.
 
     Each request goes through these states: the model answers (`_draft` is set, `_is_listening` is true), the answer is
-    complete (`_answer` is set too), the answer is stored (both are None again)."""
+    complete (`_answer` is set, `_is_listening` is false), the answer is stored (`_draft` and `_answer` are None). If
+    the request fails before any text has arrived, `_draft` stays set until the next request."""
 
     def __init__(self, branch: Branch, compactor: Compactor, calls: Calls, standby: Standby | None) -> None:
         self.model = compactor.model
@@ -163,7 +164,8 @@ class Requests:
             async with after_delay(_THINKS_S, self._calls.prepare), self.model.stream(request) as self._stream:
                 answer = await draft.follow(self._stream)
         finally:
-            if draft.is_muted:  # the caller of `mute` is cancelling this turn; wait for that
+            if draft.is_muted:
+                # The caller of `mute` stores the answer and then cancels this task. Going on would store it twice.
                 await anyio.sleep_forever()
             self._is_listening = False
         calls = self._calls.understood(answer.calls)
