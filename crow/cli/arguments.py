@@ -128,8 +128,10 @@ def command_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["show"], help='"show" prints the recording')
-    parser.add_argument("file", metavar="FILE", help="a recording by crow")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    words = "print a recording"
+    show = commands.add_parser("show", help=words, description=f"{words.capitalize()}.")
+    show.add_argument("file", metavar="FILE", help="a recording by crow")
 
 
 def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:

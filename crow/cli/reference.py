@@ -86,6 +86,8 @@ class _CommandReference:
     options: tuple[_Argument, ...]
     positionals: tuple[_Argument, ...]
     commands: tuple[_CommandReference, ...]
+    needs_command: bool
+    """Whether one of `commands` has to follow."""
 
     def all(self) -> Iterator[_CommandReference]:
         """Yield this command and all its sub-commands, in the order of the help."""
@@ -105,8 +107,10 @@ def _command(
     options: list[_Argument] = []
     positionals: list[_Argument] = []
     commands: list[_CommandReference] = []
+    needs_command = False
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to read a parser
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            needs_command = action.required
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
             for name, child in action.choices.items():
                 if name in summaries:
@@ -123,6 +127,7 @@ def _command(
         options=tuple(options),
         positionals=tuple(positionals),
         commands=tuple(commands),
+        needs_command=needs_command,
     )
 
 
@@ -279,8 +284,9 @@ if [[ ${funcstack[1]} == _crow ]]; then _crow "$@"; else compdef _crow crow; fi
 
 def _fish_lines(root: _CommandReference) -> Iterator[str]:
     yield "complete -c crow -f"
+    words = {command.path: " ".join((command.path[-1], *command.aliases)) for command in root.all()}
     for command in root.all():
-        place = _fish_place(command)
+        place = _fish_place(command, words)
         for child in command.commands:
             yield f"complete -c crow -n {place} -a {_fish(child.path[-1])} -d {_fish(child.summary)}"
         for option in command.options:
@@ -292,13 +298,13 @@ def _fish_lines(root: _CommandReference) -> Iterator[str]:
                 yield f"complete -c crow -n {place} {_fish_value(positional)}"
 
 
-def _fish_place(command: _CommandReference) -> str:
-    """Return a condition for fish. It is true if the command line contains the words of `command`, but none of its
-    sub-commands."""
+def _fish_place(command: _CommandReference, words: Mapping[tuple[str, ...], str]) -> str:
+    """Return a condition for fish. It is true if the command line contains the words of `command`, or aliases of them,
+    but none of its sub-commands. `words` has the last word of each path with its aliases."""
     if not command.path[1:]:
         return "__fish_use_subcommand"
-    tests = [f"__fish_seen_subcommand_from {word}" for word in command.path[1:-1]]
-    tests.append(f"__fish_seen_subcommand_from {' '.join((command.path[-1], *command.aliases))}")
+    ends = range(2, len(command.path) + 1)
+    tests = [f"__fish_seen_subcommand_from {words[command.path[:end]]}" for end in ends]
     if names := [name for child in command.commands for name in (child.path[-1], *child.aliases)]:
         tests.append(f"not __fish_seen_subcommand_from {' '.join(names)}")
     return _fish("; and ".join(tests))
@@ -351,7 +357,7 @@ def _synopsis(command: _CommandReference) -> str:
         words.append("[OPTION ...]")
     words += [each.value for each in command.positionals]
     if command.commands:
-        words.append("COMMAND" if len(command.path) == 1 else "[COMMAND]")
+        words.append("COMMAND" if command.needs_command or len(command.path) == 1 else "[COMMAND]")
     return " ".join(words)
 
 
@@ -392,7 +398,11 @@ def _matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: st
 
     Aliases and ids with characters that a shell would have to quote are left out.
     """
-    named = [(name, title) for key, alias, title in sessions for name in (alias, key) if name]
+
+    def is_plain(name: str) -> bool:
+        return re.fullmatch(r"[\w.@+-]+", name, re.ASCII) is not None
+
+    named = [(name, title) for key, alias, title in sessions for name in (alias, key) if name and is_plain(name)]
     begun = [(name, title) for name, title in named if name.startswith(word)]
-    found = begun or [(key, title) for key, _, title in sessions if word.casefold() in title.casefold()]
-    return ((name, title) for name, title in found if re.fullmatch(r"[\w.@+-]+", name, re.ASCII))
+    titled = [(key, title) for key, _, title in sessions if is_plain(key) and word.casefold() in title.casefold()]
+    return iter(begun or titled)

@@ -160,10 +160,14 @@ def _port(scheme: str, digits: str | None) -> str:
 
 
 def _host(text: str) -> str:
-    """Return a host in normal form, with brackets around an IPv6 address. Return "" if `text` is no host."""
+    """Return a host in normal form, with brackets around an IPv6 address. An IPv4 address in the IPv6 form
+    `::ffff:a.b.c.d` becomes the IPv4 address, because both reach the same server. Return "" if `text` is no host."""
     try:
         if text.startswith("["):
-            return f"[{ipaddress.IPv6Address(text[1:-1])}]" if "%" not in text else ""
+            address = ipaddress.IPv6Address(text[1:-1])
+            if "%" in text:
+                return ""
+            return f"[{address}]" if address.ipv4_mapped is None else str(address.ipv4_mapped)
         decoded = unquote(text, errors="strict")
         if len(decoded) > _HOST_CHARS + 1:
             return ""

@@ -265,6 +265,7 @@ def in_bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]
         (["sessions", "--json", "lis"], ["list"]),
         (["sessions", "--cwd", "--al"], ["--all"]),
         (["trace", "s"], ["show"]),
+        (["trace", "show", "a"], ["a file.txt"]),
         (["completion", "z"], ["zsh"]),
     ],
 )
@@ -272,6 +273,20 @@ def test_bash_completes_commands_options_and_their_values(
     in_bash: Callable[..., list[str]], line: list[str], found: list[str]
 ) -> None:
     assert in_bash("crow", *line) == found
+
+
+def test_fish_completes_below_an_alias_as_below_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fish"]) == 0
+    below = [line for line in capsys.readouterr().out.splitlines() if "seen_subcommand_from show" in line]
+    assert any("__fish_seen_subcommand_from sessions session; and " in line for line in below)
+    assert not any("__fish_seen_subcommand_from sessions; and " in line for line in below)
+
+
+def test_the_manual_has_no_brackets_around_a_command_that_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["man"]) == 0
+    manual = capsys.readouterr().out
+    assert '.SS "crow serve token COMMAND"' in manual
+    assert '.SS "crow sessions [OPTION ...] [COMMAND]"' in manual
 
 
 async def test_bash_completes_sessions_by_id_name_and_title(home: Path, in_bash: Callable[..., list[str]]) -> None:
@@ -298,6 +313,10 @@ async def test_bash_completes_sessions_by_id_name_and_title(home: Path, in_bash:
         "crow-1b  $(touch x) \\x1b[31m red",
         "crow-1a  Build a nest",
     ]
+    store = await SqliteStore.open(home / "crow.db")
+    await store.update_session("crow-1a", {"alias": "build:default"})  # a word break for bash
+    await store.close()
+    assert in_bash("crow", "sessions", "show", "buil") == ["crow-1a"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

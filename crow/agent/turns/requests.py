@@ -61,7 +61,8 @@ class Requests:
     answers for the rest of the turn.
 
     Each request goes through these states: the model answers (`_draft` is set, `_is_listening` is true), the answer is
-    complete (`_answer` is set too), the answer is stored (both are None again)."""
+    complete (`_answer` is set, `_is_listening` is false), the answer is stored (`_draft` and `_answer` are None). If
+    the request fails before any text has arrived, `_draft` stays set until the next request."""
 
     def __init__(self, branch: Branch, compactor: Compactor, calls: Calls, standby: Standby | None) -> None:
         self.model = compactor.model
@@ -102,7 +103,10 @@ class Requests:
             except BadRequest as error:
                 # An endpoint that began to answer has accepted the size of the request.
                 has_answered = self._draft is not None and bool(self._draft.text or self._draft.thought)
-                if has_answered or not error.is_unclear or not await self._compactor.refused_unclearly(error):
+                if has_answered or not error.is_unclear:
+                    raise
+                self.unstored_answer()  # counts the attempts; nothing was shown
+                if not await self._compactor.refused_unclearly(error):
                     raise
             except (ContextOverflow, NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited) as error:
                 text = self._draft.text if self._draft is not None else ""
@@ -160,7 +164,8 @@ class Requests:
             async with after_delay(_THINKS_S, self._calls.prepare), self.model.stream(request) as self._stream:
                 answer = await draft.follow(self._stream)
         finally:
-            if draft.is_muted:  # the caller of `mute` is cancelling this turn; wait for that
+            if draft.is_muted:
+                # The caller of `mute` stores the answer and then cancels this task. Going on would store it twice.
                 await anyio.sleep_forever()
             self._is_listening = False
         calls = self._calls.understood(answer.calls)

@@ -25,10 +25,12 @@ from crow.store.importers.files import (
     Problems,
     first_lines,
     modified_ms,
+    obj,
     open_regular,
     parse_object,
     readable,
     real_path,
+    text,
 )
 
 __all__ = [
@@ -55,6 +57,8 @@ _PEEK_BYTES = 64 * 1024
 """The format of a JSON file is guessed from this many bytes, unless the user named the file."""
 _FIRST_LINE_BYTES = 256 * 1024
 _MOST_PEEKED = 300
+_OPENCODE_FILES = "storage/session/*/*.json"
+"""The files in which older versions of opencode keep their sessions."""
 _ROLLOUTS = ("sessions", "archived_sessions")
 """The folders in which Codex keeps the files of its sessions."""
 
@@ -120,14 +124,17 @@ class SessionScan:
             yield from self._in_file(self._root, is_named=True)
         elif not self._root.is_dir():
             raise ArgumentError(f"{self._root} is neither a file nor a directory.")
-        elif opencode.is_storage(self._root / "storage") and (self._root / opencode.DATABASE).is_file():
+        elif opencode.is_storage(self._root / "storage") and os.path.isfile(self._root / opencode.DATABASE):
             # The files have nothing that the database does not have, because opencode moved their contents into it.
             yield from self._in_file(self._root / opencode.DATABASE, is_named=True)
         else:
             yield from self._in_directory()
 
     def _in_directory(self) -> Iterator[Source]:
-        for folder, folders, names in os.walk(self._root):
+        def report(error: OSError) -> None:
+            self.problems.skip_file(error.filename, readable(error))
+
+        for folder, folders, names in os.walk(self._root, onerror=report):
             directory = Path(folder)
             folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
             if self._wants(opencode.NAME) and opencode.is_storage(directory):
@@ -339,9 +346,9 @@ def importable_at(paths: Sequence[str], known: Collection[str] = ()) -> list[Imp
             case pi.NAME:
                 count = partial(_files_at, place.path, ["*/*.jsonl"], paths)
             case opencode.NAME:
-                count = partial(count_rows, place.path / opencode.DATABASE, "session", "directory", paths)
+                count = partial(_opencode_at, place.path, paths)
             case goose.NAME:
-                count = partial(count_rows, place.path / goose.DATABASE, "sessions", "working_dir", paths)
+                count = partial(_goose_at, place.path, paths)
         with suppress(OSError):
             if count is not None and (number := count()):
                 found.append(Importable(tool=place.tool, path=place.path, sessions=number))
@@ -352,23 +359,33 @@ def _files_below(folders: Sequence[Path], pattern: str, *, besides: str) -> int:
     return sum(_files(folder, pattern, besides=besides) for folder in folders)
 
 
+def _opencode_at(root: Path, paths: Sequence[str]) -> int:
+    if os.path.isfile(root / opencode.DATABASE):
+        return count_rows(root / opencode.DATABASE, "session", "directory", paths)
+    return _files_at(root, [_OPENCODE_FILES], paths)
+
+
+def _goose_at(root: Path, paths: Sequence[str]) -> int:
+    return count_rows(root / goose.DATABASE, "sessions", "working_dir", paths) or _files_at(root, ["*.jsonl"], paths)
+
+
 def _files_at(root: Path, patterns: Sequence[str], paths: Sequence[str]) -> int:
-    """Count the files below `root` whose sessions ran in one of the directories `paths`. The first line of a file has
-    its session's directory."""
+    """Count the files below `root` whose sessions ran in one of the directories `paths`."""
     files = sorted((file for pattern in patterns for file in root.glob(pattern)), key=modified_ms, reverse=True)
     return sum(_directory_of(file) in paths for file in files[:_MOST_PEEKED])
 
 
 def _directory_of(file: Path) -> str:
-    """Return the directory of a session of Codex or pi, or an empty string if its file does not say."""
+    """Return the directory of a session of Codex, pi, opencode or goose, or an empty string if its file does not say.
+    A JSON file is read whole. In a JSONL file, the first line has the directory."""
     try:
         with open_regular(file) as opened:
-            line = parse_object(opened.readline(_FIRST_LINE_BYTES))
+            is_whole = file.suffix == ".json"
+            value = parse_object((opened.read if is_whole else opened.readline)(_FIRST_LINE_BYTES))
     except (OSError, Damaged, RecursionError):
         return ""
-    payload = line.get("payload")
-    place = payload.get("cwd") if isinstance(payload, dict) else line.get("cwd")
-    return place if isinstance(place, str) else ""
+    value = obj(value.get("payload")) or value
+    return next((place for key in ("cwd", "directory", "working_dir") if (place := text(value.get(key)))), "")
 
 
 def _places() -> Iterator[Importable]:
@@ -389,10 +406,7 @@ def _places() -> Iterator[Importable]:
         (
             opencode.NAME,
             opencode_home,
-            lambda: (
-                count_rows(opencode_home / opencode.DATABASE, "session")
-                or _files(opencode_home, "storage/session/*/*.json")
-            ),
+            lambda: count_rows(opencode_home / opencode.DATABASE, "session") or _files(opencode_home, _OPENCODE_FILES),
         ),
         (
             goose.NAME,

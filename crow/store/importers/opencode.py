@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
 
 def is_storage(directory: Path) -> bool:
     """Return whether a directory is the `storage` directory of opencode."""
-    return all((directory / name).is_dir() for name in ("session", "message", "part"))
+    return all(os.path.isdir(directory / name) for name in ("session", "message", "part"))  # raises no OSError
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
@@ -70,7 +71,8 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
 
 def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[OpencodeSession, Path]]:
     """Yield the sessions in a `storage` directory. Each session is paired with its file."""
-    for path in [file for folder in sorted((storage / "session").iterdir()) for file in _json_files(folder)]:
+    folders = _members(storage / "session", problems)
+    for path in [file for folder in folders for file in _json_files(folder, problems)]:
         value = _document(path, problems)
         if value is not None:
             times = as_object(value.get("time"))
@@ -121,14 +123,14 @@ def sessions_in_database(database: ForeignDatabase) -> Iterator[OpencodeSession]
 def messages_in_files(storage: Path, session: OpencodeSession, problems: Problems) -> Messages:
     """Yield the messages of a session in a `storage` directory."""
     found: list[tuple[int, str, Mapping[str, Any]]] = []
-    for path in _json_files(storage / "message" / session.name):
+    for path in _json_files(storage / "message" / session.name, problems):
         value = _document(path, problems)
         if value is not None:
             created = time_ms(as_object(value.get("time")).get("created"))
             found.append((created or 0, path.stem, {**value, "id": path.stem}))
     for _, name, message in sorted(found, key=lambda one: one[:2]):
         parts: list[Mapping[str, Any]] = []
-        for path in _json_files(storage / "part" / name):
+        for path in _json_files(storage / "part" / name, problems):
             part = _document(path, problems)
             if part is not None:
                 parts.append({**part, "id": path.stem})
@@ -307,10 +309,24 @@ def _usage(tokens: Any) -> Usage:
     )
 
 
-def _json_files(folder: Path) -> list[Path]:
+def _json_files(folder: Path, problems: Problems) -> list[Path]:
     """Return the JSON files in a folder, sorted. The result is empty if the folder is a symbolic link, because a link
     can lead to any directory."""
-    return [] if folder.is_symlink() or not folder.is_dir() else sorted(folder.glob("*.json"))
+    if os.path.islink(folder):
+        return []
+    return [path for path in _members(folder, problems) if path.suffix == ".json"]
+
+
+def _members(folder: Path, problems: Problems) -> list[Path]:
+    """Return the members of a folder, sorted. If the folder cannot be read, report it. The result is empty then, and
+    also if there is no such folder."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        problems.skip_file(folder, readable(error))
+        return []
 
 
 def _document(path: Path, problems: Problems) -> Mapping[str, Any] | None:

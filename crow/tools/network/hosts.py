@@ -17,7 +17,7 @@ REGISTRIES = "registries"
 _MAX_CHARS = 300
 
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,254})(?::([0-9]{1,5}))?", re.ASCII)
-_PATTERN = re.compile(r"(\*\.)?(\[[^\]]*\]|[^:\[\]*]+|\*)(?::(\*|[0-9]{1,5}))?")
+_PATTERN = re.compile(r"(\*\.)?(\[[^\]]*\]|(?:[A-Za-z0-9_.-]|[^\x00-\x7f])+|\*)(?::(\*|[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,44 +64,59 @@ def covers_host(pattern: str, host: str) -> bool:
     `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
     registries. `:*` covers all ports. Without a port, a pattern covers the usual ports. With one of the usual ports, it
     covers both, because `str(Host)` does not tell them apart. A pattern of any other form covers nothing.
+
+    :raises ~crow.domain.errors.ArgumentError: `host` is not a host.
     """
     asked = parse_host(host, PORTS[0])
     if pattern == REGISTRIES:
         return asked.port in PORTS and asked.name in _REGISTRY_HOSTS
-    found = _PATTERN.fullmatch(pattern.strip())
-    if found is None:
+    found = _parse_pattern(pattern)
+    if found is None or (found.ports is not None and asked.port not in found.ports):
         return False
-    below, place, port = found.groups()
-    if port != "*":
-        covered = PORTS if port is None or int(port) in PORTS else (int(port),)
-        if asked.port not in covered:
-            return False
-    if place == "*":
-        return not below
-    try:
-        name = parse_host(_ascii(place), PORTS[0]).name
-    except ArgumentError:
-        return False
-    if below:
-        return not asked.is_address and not is_address(name) and asked.name.endswith(f".{name}")
-    return asked.name == name
+    if found.name == "*":
+        return True
+    if found.is_below:
+        return not asked.is_address and asked.name.endswith(f".{found.name}")
+    return asked.name == found.name
 
 
 def is_host_pattern(pattern: str) -> bool:
     """Return whether the pattern of a rule can cover a host at all."""
-    found = _PATTERN.fullmatch(pattern.strip())
-    if found is None or found[2] == "*":
-        return found is not None and not found[1]
-    try:
-        name = parse_host(_ascii(found[2]), PORTS[0]).name
-    except ArgumentError:
-        return False
-    return not (found[1] and is_address(name))
+    return _parse_pattern(pattern) is not None
 
 
 def names_host(pattern: str, host: str) -> bool:
     """Return whether the pattern of a rule names exactly this host, without a wildcard."""
     return "*" not in pattern.partition(":")[0] and pattern != REGISTRIES and covers_host(pattern, host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The pattern of a rule, except `registries`."""
+
+    name: str
+    """As in `Host`, or `*` for all hosts."""
+    is_below: bool
+    """Whether the pattern covers the hosts below `name` instead of `name`."""
+    ports: tuple[int, ...] | None
+    """The covered ports, or None for all ports."""
+
+
+def _parse_pattern(pattern: str) -> _Pattern | None:
+    """Return the parts of a pattern, or None if it can cover no host."""
+    found = _PATTERN.fullmatch(pattern.strip())
+    if found is None:
+        return None
+    below, place, port = found.groups()
+    number = PORTS[0] if port in (None, "*") else int(port)
+    ports = None if port == "*" else PORTS if number in PORTS else (number,)
+    if place == "*":
+        return None if below or not 0 < number <= 65_535 else _Pattern("*", False, ports)
+    try:
+        name = parse_host(_ascii(place), number).name
+    except ArgumentError:
+        return None
+    return None if below and is_address(name) else _Pattern(name, bool(below), ports)
 
 
 def _ascii(place: str) -> str:

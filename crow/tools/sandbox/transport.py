@@ -40,13 +40,14 @@ class Child(Protocol):
 async def adopt(child: Child, process: Process) -> None:
     """Connect a child to the running event loop. The child's pipes must be unbuffered.
 
-    :raises OSError: the child's pipes cannot be used; the child is killed.
+    :raises OSError: the child's pipes cannot be used; the child is killed with its process group.
     """
     transport = _ChildTransport(child, process)
     process.connection_made(transport)
     try:
         await transport.connect()
     except BaseException:
+        process.signal(signal.SIGKILL)  # `close` kills only the child
         transport.close()
         raise
 

@@ -12,7 +12,7 @@ import pytest
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.agent.compaction.summary import DATA
 from crow.agent.history.options import set_option
-from crow.domain.entries import Assistant, Checkpoint, Command, Remark, ToolResult, User
+from crow.domain.entries import Assistant, Checkpoint, Command, ModelRequest, Remark, ToolResult, User
 from crow.domain.errors import BadRequest, ContextOverflow
 from crow.domain.events import ContextMeasured
 from crow.domain.messages import Text, Usage, UserMessage
@@ -310,6 +310,17 @@ async def test_large_request_refused_without_a_reason_is_compacted_and_sent_agai
     async with opened(tmp_path / "small", small) as run:
         with pytest.raises(BadRequest, match="HTTP 400"):
             await run.session.prompt(text("hi"))
+
+
+async def test_attempts_before_a_refusal_without_a_reason_count(tmp_path: Path) -> None:
+    spent = Usage(input_tokens=5_000, output_tokens=7)
+    error = BadRequest("The endpoint does not accept the request: HTTP 400.", is_unclear=True)
+    model = ScriptedModel(*[LONG] * 3, Say(error=error, usage=spent), GOOD, Say(text=["done"]), info=ROOMY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 3)
+        assert await run.session.prompt(text("q" * 16_000)) == "end_turn"
+        requests = [entry for entry in await run.log() if entry.body == ModelRequest(purpose="answer")]
+        assert [entry.usage for entry in requests] == [spent]
 
 
 async def test_request_refused_twice_without_a_reason_fails_with_the_words(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ NOTICES: dict[str, Any] = {"session": {"notices": {}}}
         (foreign.codex, "codex"),
         (foreign.pi, "pi"),
         (foreign.opencode_database, "opencode"),
+        (foreign.opencode_files, "opencode"),
         (foreign.goose_database, "goose"),
+        (foreign.goose_file, "goose"),
     ],
 )
 def test_only_sessions_of_the_directory_count(
@@ -36,6 +40,16 @@ def test_only_sessions_of_the_directory_count(
     assert [(one.tool, one.sessions) for one in importable_at(["/elsewhere", foreign.CWD])] == [(tool, 1)]
     assert importable_at(["/srv/bird", "/srv/birds/nest"]) == []
     assert importable_at([foreign.CWD], [f"{tool.split('-')[0]}-123"]) == []
+
+
+def test_files_that_opencode_has_moved_into_its_database_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_home(monkeypatch, tmp_path)
+    foreign.opencode_files(tmp_path)
+    with closing(sqlite3.connect(tmp_path / ".local/share/opencode/opencode.db")) as database:
+        database.executescript(foreign.OPENCODE_TABLES)
+    assert importable_at([foreign.CWD]) == []
 
 
 def set_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

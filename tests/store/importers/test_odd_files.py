@@ -12,13 +12,17 @@ from contextlib import closing, contextmanager
 from glob import glob
 from pathlib import Path
 
+import pytest
+
 from crow.domain.entries import Assistant, Checkpoint
-from crow.store.importers import SessionScan
+from crow.store.importers import Batch, SessionScan
 from crow.store.sqlite.store import SqliteStore
 from tests.store.importers.test_importers import bring, only, rows, shown
 from tests.store.scenes import history
 from tests.support import foreign_sessions as foreign
 from tests.support.foreign_sessions import CWD, NEXT, PROMPT, SUMMARY
+
+_NOBODY = 65_534
 
 
 async def test_odd_arguments_of_a_call_give_a_call_that_every_endpoint_accepts(
@@ -135,3 +139,51 @@ async def test_titles_come_from_the_index_beside_each_session(sqlite_store: Sqli
         foreign.write_lines(tmp_path / name / "sessions/2026/01/01/rollout-1.jsonl", lines)
     await bring(sqlite_store, tmp_path)
     assert {row.title for row in (await rows(sqlite_store)).values()} == {"Title of one", "Title of two"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "mode", "named"),
+    [
+        ("opencode/storage/session", 0o311, "opencode/storage/session"),
+        ("opencode/storage/session/birds", 0o000, "opencode/storage/session/birds"),
+        ("opencode/storage/message", 0o600, f"opencode/storage/message/{foreign.OPENCODE_SESSION}"),
+        ("opencode/storage/part/msg_2", 0o000, "opencode/storage/part/msg_2"),
+        ("locked", 0o000, "locked"),
+        ("locked", 0o444, None),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_imported(
+    folder: str, mode: int, named: str | None
+) -> None:
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as export:
+        data = foreign.opencode_files(Path(home)).parent.parent
+        (data / "locked").mkdir()
+        foreign.write_json(data / "chat.json", [{"role": "user", "content": PROMPT}])
+        with as_ordinary_user(Path(home)):
+            (data / folder).chmod(mode)
+            try:
+                with SessionScan(data) as scan:
+                    batch = Batch(export, cwd="/here")
+                    for group in scan.groups:
+                        batch.add(group, scan.problems)
+            finally:
+                (data / folder).chmod(0o700)
+    assert "openai-json" in batch.tools.values()
+    expected = [] if named is None else [(str(data / named), "Permission denied")]
+    assert [(one.path, one.words) for one in scan.problems.named] == expected
+
+
+@contextmanager
+def as_ordinary_user(home: Path) -> Iterator[None]:
+    """Give everything in `home` to another user, and act as this user, because root can read any folder. A user other
+    than root stays the same."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in (home, *home.rglob("*")):
+        os.chown(path, _NOBODY, -1)
+    os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -23,6 +23,7 @@ PIP, NPM = DEFAULT_REGISTRIES["pip"], DEFAULT_REGISTRIES["npm"]
         ("0x7f.1:80", "127.0.0.1"),
         ("[::1]:80", "[::1]"),
         ("[::1]:8080", "[::1]:8080"),
+        ("[::ffff:93.184.216.34]:443", "93.184.216.34"),
     ],
 )
 def test_a_host_has_one_form(text: str, host: str) -> None:
@@ -51,7 +52,9 @@ def test_what_is_not_a_host_is_refused(text: str) -> None:
         ("*:*", ["a.test", "a.test:8080"], []),
         ("registries", [*PIP, *NPM], ["registries", "evil.test", f"{PIP[0]}:8080"]),
         ("bücher.test", ["xn--bcher-kva.test"], ["bcher.test"]),
-        ("10.0.0.1", ["10.0.0.1"], ["10.0.0.2"]),
+        ("10.0.0.1", ["10.0.0.1", "[::ffff:10.0.0.1]", "[::FFFF:a00:1]"], ["10.0.0.2", "[::ffff:10.0.0.2]"]),
+        ("[::ffff:10.0.0.1]:8080", ["10.0.0.1:8080"], ["10.0.0.1"]),
+        ("[::a00:1]", ["[::10.0.0.1]"], ["10.0.0.1"]),
         ("*.0.0.1", [], ["10.0.0.1"]),
         ("a.*", [], ["a.test"]),
         ("*test", [], ["a.test"]),
@@ -67,12 +70,31 @@ def test_only_a_rule_without_wildcards_names_a_host() -> None:
     assert [pattern for pattern in patterns if names_host(pattern, "localhost")] == ["localhost", "LOCALHOST"]
 
 
-def test_a_rule_that_names_no_host_is_refused() -> None:
+def test_a_rule_for_a_host_and_a_port_is_accepted() -> None:
     assert typed_rule("network(*.a.test:8080)", allow=True, cwd="/").argument == "*.a.test:8080"
-    for argument in ("https://a.test", "a.*", "*.10.0.0.1", "a test"):
-        assert not is_host_pattern(argument)
-        with pytest.raises(ArgumentError, match="names no host"):
-            typed_rule(f"network({argument})", allow=True, cwd="/")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("https://a.test", "a.*", "*.*", "*.10.0.0.1", "a test", "a.test:0", "a.test:99999", "*:0", "*:65536"),
+        *(
+            "b\u00fccher.test/login",
+            "b\u00fccher.test?x",
+            "b\u00fccher.test#x",
+            "b\u00fccher.test\\x",
+            "b\u00fccher%2etest",
+        ),
+    ],
+)
+def test_a_rule_that_names_no_host_is_refused(argument: str) -> None:
+    assert not is_host_pattern(argument)
+    with pytest.raises(ArgumentError, match="names no host"):
+        typed_rule(f"network({argument})", allow=False, cwd="/")
+
+
+def test_a_host_of_a_rule_may_have_any_letters() -> None:
+    assert is_host_pattern("*.\u0939\u093f\u0928\u094d\u0926\u0940.test")  # with combining marks
 
 
 def test_registries_are_found_by_the_files_of_a_project(tmp_path: Path) -> None:

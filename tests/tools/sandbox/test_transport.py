@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import anyio
 import pytest
 
 from crow.tools import process as processes
-from crow.tools.process import Process
+from crow.tools.process import Process, ProcessState
 from crow.tools.sandbox.transport import start_in_thread
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs process groups and pipes")
@@ -183,3 +184,31 @@ async def test_a_child_dies_if_its_starter_is_cancelled(tmp_path: Path) -> None:
     while not children or children[0].returncode is None:  # noqa: ASYNC110 - a thread sets it
         await anyio.sleep(0.01)
     assert children[0].returncode == -signal.SIGKILL
+
+
+async def test_all_processes_of_a_child_die_if_its_starter_is_cancelled_while_the_pipes_are_connected() -> None:
+    background: list[int] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        argv = ["/bin/sh", "-c", "sleep 1000 & echo $!; wait"]
+        child = subprocess.Popen(
+            argv, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert child.stdout is not None
+        background.append(int(child.stdout.readline()))
+        return child
+
+    process = Process(lambda _: None, None)
+    starting = asyncio.ensure_future(start_in_thread(start, process))
+    while not process.pid:  # noqa: ASYNC110 - a pipe is being connected from then on
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    try:
+        with anyio.fail_after(30):
+            while (state := ProcessState.of(background[0])) is not None and state.is_running:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
