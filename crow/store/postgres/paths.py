@@ -19,7 +19,7 @@ from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import SHARED_TEXT, BlobEnds, excerpt_of_result, excerpt_of_text
+from crow.store.excerpts import BlobEnds, excerpt_of_result, excerpt_of_text, text_blob_of
 from crow.store.paths import (
     RESULT_BYTES,
     TailPath,
@@ -522,26 +522,34 @@ async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tupl
     refers = [row.id for row in stored if row.has_blobs]
     data, ends = await _blobs_and_ends(sql, refers, list(texts.values()), most_bytes)
     found: list[Entry] = []
+    needed_whole: list[str] = []
+
+    def load(name: str) -> bytes | None:
+        if name in ends:
+            needed_whole.append(name)
+        return data.get(name)
+
     for row in stored:
         name = texts.get(row.id, "")
+        needed_whole.clear()
         if name in ends:
-            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, data.get)
+            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, load)
         else:
-            entry = entry_of(row, partial(body_of, row, row.body, data.get))
-        if entry is None:  # its JSON does not have the usual form
+            entry = entry_of(row, partial(body_of, row, row.body, load))
+        # Read the whole entry if its JSON does not have the usual form, or if it has, for example, a diff with the long
+        # text of another entry.
+        if entry is None or needed_whole:
             (entry,) = await select_entries(sql, [row.id])
         found.append(with_excerpt(entry, most_bytes))
     return tuple(found)
 
 
 def _name_of_text(row: _StoredRow) -> str | None:
-    """Return the hash of the blob that holds the text of a tool result, or the whole result."""
+    """Return the hash of the blob that holds the text of a tool result, or the whole result. Return None if there is no
+    such blob, or if it holds another member of the result too."""
     if row.kind != "tool":
         return None
-    if row.body is None:
-        return row.body_blob
-    shared = SHARED_TEXT.search(row.body)
-    return shared[1].decode() if shared else None
+    return row.body_blob if row.body is None else text_blob_of(row.body)
 
 
 async def _blobs_and_ends(

@@ -25,7 +25,7 @@ from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
+from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text, text_blob_of
 from crow.store.paths import (
     RESULT_BYTES,
     TailPath,
@@ -354,9 +354,9 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
         if body is not None:
             return with_excerpt(entry_with(row, body), most_bytes)
         (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
-    elif (found := SHARED_TEXT.search(row.body or b"")) is not None:
+    elif (name := text_blob_of(row.body or b"")) is not None:
         call_id = f"call_{row.call_entry}_{row.call_index}"
-        load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, call_id)
+        load = partial(_load_excerpt, sql, load, name, most_bytes, call_id)
     return with_excerpt(entry_of(row, partial(_body_of, row, load)), most_bytes)
 
 
