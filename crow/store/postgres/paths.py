@@ -421,21 +421,21 @@ async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
     return True
 
 
-async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int]) -> int | None:
-    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+async def _newest_checkpoint(sql: Sql, last: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `last`."""
     rows = await sql.fetch(
-        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id < $1 AND conversation = $2",
-        before.id,
-        before.conversation,
+        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id <= $1 AND conversation = $2",
+        last.id,
+        last.conversation,
     )
     found = {row[0] for row in rows}
     if not found:  # the usual case, in which the path need not be read
         return None
     restores = await sql.fetch(
         "SELECT id, (body::json ->> 'entry')::bigint FROM crow.entries WHERE conversation = $1 AND kind = 'restore'",
-        before.conversation,
+        last.conversation,
     )
-    ids = await path_ids(sql, before.id)
+    ids = await path_ids(sql, last.id)
     return newest_checkpoint(ids, found, {row[0]: row[1] for row in restores}, restored)
 
 

@@ -546,13 +546,13 @@ def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tupl
     return entry_of(row, partial(_body_of, row, load)), size
 
 
-def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]) -> int | None:
-    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+def _newest_checkpoint(sql: Connection, last: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `last`."""
     # The `+` makes SQLite use the index of compactions. It does not have the conversation, but it is short.
     rows = sql.execute(
-        "SELECT id FROM entries WHERE kind IN ('checkpoint', 'mask') AND kind = 'checkpoint' AND +id < ?"
+        "SELECT id FROM entries WHERE kind IN ('checkpoint', 'mask') AND kind = 'checkpoint' AND +id <= ?"
         " AND +conversation = ?",
-        (before.id, before.conversation),
+        (last.id, last.conversation),
     )
     found = {entry_id for (entry_id,) in rows}
     if not found:  # the usual case, in which reading the path would be a waste
@@ -560,9 +560,9 @@ def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]
     restores = sql.execute(
         "SELECT id, iif(json_valid(body), json_extract(body, '$.entry'), NULL) FROM entries"
         " WHERE conversation = ? AND kind = 'restore'",
-        (before.conversation,),
+        (last.conversation,),
     )
-    return newest_checkpoint(path_ids(sql, before.id), found, dict(restores.fetchall()), restored)
+    return newest_checkpoint(path_ids(sql, last.id), found, dict(restores.fetchall()), restored)
 
 
 def _select_one(sql: Connection, entry_id: int) -> Entry | None:
