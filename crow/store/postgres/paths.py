@@ -51,19 +51,33 @@ _ENTRY_COLUMNS = columns_of(_StoredRow, body=_BODY, has_blobs=_HAS_BLOBS)
 _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
+_MOST_STEPS = 2**31 - 1
+"""The largest number of steps for `_PATH`, which counts them as an `integer`. No path is that long."""
+
 _ENDS_BYTES = 4 * 1024
 """At each end of a long blob, this many bytes more are read than the excerpt has."""
 
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _FIRST_BATCH = 16
+"""The first batch of a history is small, so that a client soon shows something. Each batch is twice as large as the one
+before, up to `_PATH_BATCH`."""
+
 _HISTORY_BATCH = 1_024
+"""The ids of a path are read in batches of this many entries. With `_RUN`, only the first batch has this size."""
+
+_LONGEST_RUN = 16_384
+"""Each further batch of `_RUN` is four times as large as the one before, up to this number of entries."""
+
 _AHEAD = 2
 """This many batches of excerpts are read while the caller works on another one."""
+
 _PIECE = 16
-_LONGEST_RUN = 16_384
+"""A history is yielded in pieces of this many entries. Other tasks run in between."""
+
 _MOST_LEFT = 8
 """If less than one in this many entries of a session is on the path, the path is read from parent to parent."""
+
 _MOST_MOVES = 10_000
 
 _PATH = """
@@ -457,7 +471,8 @@ async def _run_batch(sql: Sql, start: int, size: int) -> tuple[list[int], int | 
             wanted = parent  # 0 at the first entry of the conversation
             if not wanted:
                 break
-    return ids, (wanted or None) if ids else None, len(ids) * _MOST_LEFT * 2 > len(numbers)
+    entries = len(numbers) // 2
+    return ids, (wanted or None) if ids else None, len(ids) * _MOST_LEFT > entries
 
 
 async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
@@ -469,7 +484,7 @@ async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int 
 
 async def path_ids(sql: Sql, leaf: int | None) -> list[int]:
     """Return all ids of the path that ends at `leaf`, newest first."""
-    return [row[0] for row in sorted(await sql.fetch(_PATH, leaf, _LARGEST_ID >> 32), reverse=True)]
+    return [row[0] for row in sorted(await sql.fetch(_PATH, leaf, _MOST_STEPS), reverse=True)]
 
 
 async def is_on_path(sql: Sql, leaf: int | None, entry_id: int) -> bool:
