@@ -250,8 +250,9 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
-    for source in ("sessions", "sessions NOT INDEXED"):  # the index may be damaged
-        query = f"SELECT {columns} FROM {source} WHERE id = ? AND deleted_ms IS NULL"
+    # An index may be damaged. Old versions of SQLite use that of the primary key in spite of NOT INDEXED.
+    for source in ("sessions WHERE id", "sessions NOT INDEXED WHERE +id"):
+        query = f"SELECT {columns} FROM {source} = ? AND deleted_ms IS NULL"
         row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
         if row is not None:
             return row
