@@ -71,6 +71,13 @@ class BlobEnds:
         self._at = max(0, offset if origin == 0 else self.size + offset)
 
 
+def text_blob_of(body: bytes) -> str | None:
+    """Return the hash of the blob that holds the text of a result with this JSON. Return None if the JSON has the text
+    itself, or if another member of the result, such as an attachment, is in the same blob."""
+    found = SHARED_TEXT.search(body)
+    return found[1].decode() if found and body.count(found[1]) == 1 else None
+
+
 def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | None:
     """Return an excerpt of about `most_bytes` bytes of the text in `blob`, as UTF-8. Return None if the text is not
     much longer than the excerpt would be."""

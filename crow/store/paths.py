@@ -104,9 +104,9 @@ class TailPath:
 
     def entries_after_cut(self, root: int, checkpoint: Entry | None, user: Entry | None) -> tuple[Entry, ...]:
         """Return the added entries, after a checkpoint that is not stored and that stands for the entries that were
-        left out. `checkpoint` and `user` are the newest valid checkpoint and the newest prompt among those entries, or
-        None. The new checkpoint repeats the summary of the one and the text of the other. `root` is the id of the first
-        entry of the path."""
+        left out, up to and including `cut`. `checkpoint` and `user` are the newest valid checkpoint and the newest
+        prompt among those entries, or None. The new checkpoint repeats the summary of the one and the text of the
+        other. `root` is the id of the first entry of the path."""
         assert self.cut is not None
         words = _UNREAD.format(last=self.cut.id)
         body = Checkpoint(compaction_id=f"unread-{self.cut.id}", summary=words, first_kept=None, method="unread")

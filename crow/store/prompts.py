@@ -17,9 +17,14 @@ class PromptRow(NamedTuple):
     """Columns of a row of `prompts`."""
 
     digest: str
+    """See `PromptName.digest`."""
     message_id: str
+    """The id of the prompt's message."""
     turn: int | None
+    """The number of the turn that runs the prompt, or None if no turn has taken it."""
     entry: int | None
+    """The id of the prompt's entry. For a slash command, the id of the newest entry that the session wrote before the
+    turn, or 0. The end of the turn has a higher id. None if no turn has taken the prompt."""
 
 
 def named_prompt_in(body: Body) -> tuple[PromptName, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.domain.entries import Attachment, CallRef, Diff, Entry, ToolResult
+from crow.domain.entries import Attachment, CallRef, Diff, Entry, File, ToolResult
 from crow.domain.messages import Image
 from crow.store import Store
 from crow.store.codec import encode
@@ -144,6 +145,28 @@ async def test_a_history_with_excerpts_differs_only_in_long_results(store: Store
         assert whole_of == stored
     assert await store.result("s1", CallRef(assistant=answer.id, index=9)) is None
     assert await store.result("s1", CallRef(assistant=2**63, index=0)) is None
+
+
+async def test_only_the_text_of_a_result_is_shortened_where_the_same_bytes_are_stored_again(store: Store) -> None:
+    await store.create_session(new_session())
+    (answer,) = await add(store, "s1", said("a", calls=4))
+    text = "é" * 20_000
+    read = result(answer.id, text)
+    diff = Diff(path="/repo/x", old_text=text, new_text="y" * 20_000)
+    edited = result(answer.id, "edited", index=1)
+    edited = replace(edited, announcement=replace(edited.announcement, diffs=(diff,)))
+    long_edit = replace(edited, text="z" * 20_000, call=CallRef(assistant=answer.id, index=2))
+    attached = Attachment(name="x", data=base64.b64encode(text.encode()).decode())
+    both = replace(result(answer.id, text, index=3), attachments=(attached,))
+    before = File(call=edited.call, path="/repo/x", before=text.encode(), after_hash="")
+    stored = await add(store, "s1", read, before, edited, long_edit, both)
+    _, *found = await shortened(store, [])
+    assert ids(found) == ids(stored)
+    assert [entry.body for entry in found[1:3]] == [before, edited]
+    for entry, body in zip([found[0], *found[3:]], (read, long_edit, both), strict=True):
+        assert isinstance(entry.body, ToolResult)
+        assert ends(entry.body.text)[1].endswith(f"more: /show {body.call.call_id}")
+        assert replace(entry.body, text=body.text) == body
 
 
 async def test_a_result_of_another_conversation_is_not_found(store: Store) -> None:

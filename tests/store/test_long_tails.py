@@ -100,6 +100,23 @@ async def test_a_summary_before_the_end_is_kept_unless_it_was_undone(store: Stor
     assert good.id < unread.id
 
 
+@pytest.mark.parametrize("is_undone", [False, True])
+async def test_the_summary_of_the_entry_that_did_not_fit_is_kept(store: Store, is_undone: bool) -> None:
+    await store.create_session(new_session())
+    await converse(store, "s1", "one")
+    await add(store, "s1", checkpoint("an older summary"))
+    (last,) = await add(store, "s1", checkpoint("s" * 2 * LONG))
+    await begin(store, "s1", "two")
+    entries = await look(store, "s1", 8, LONG + 5_000)
+    if is_undone:
+        await add(store, "s1", Restore(entry=last.id))
+    unread, *kept = (await store.open_session("s1")).entries
+    assert isinstance(unread.body, Checkpoint)
+    assert (unread.id, unread.body.last_covered, kept[1:17]) == (last.id, last.id, entries)
+    summary = "an older summary" if is_undone else "s" * 2 * LONG
+    assert unread.body.summary.startswith(f"{summary}\n\n[Entry {last.id} ")
+
+
 async def test_a_fork_keeps_a_summary_after_the_original_session_is_removed(store: Store) -> None:
     await store.create_session(new_session())
     await converse(store, "s1", "one")

@@ -19,7 +19,7 @@ from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import SHARED_TEXT, BlobEnds, excerpt_of_result, excerpt_of_text
+from crow.store.excerpts import BlobEnds, excerpt_of_result, excerpt_of_text, text_blob_of
 from crow.store.paths import (
     RESULT_BYTES,
     TailPath,
@@ -51,19 +51,33 @@ _ENTRY_COLUMNS = columns_of(_StoredRow, body=_BODY, has_blobs=_HAS_BLOBS)
 _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
+_MOST_STEPS = 2**31 - 1
+"""The largest number of steps for `_PATH`, which counts them as an `integer`. No path is that long."""
+
 _ENDS_BYTES = 4 * 1024
 """At each end of a long blob, this many bytes more are read than the excerpt has."""
 
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _FIRST_BATCH = 16
+"""The first batch of a history is small, so that a client soon shows something. Each batch is twice as large as the one
+before, up to `_PATH_BATCH`."""
+
 _HISTORY_BATCH = 1_024
+"""The ids of a path are read in batches of this many entries. With `_RUN`, only the first batch has this size."""
+
+_LONGEST_RUN = 16_384
+"""Each further batch of `_RUN` is four times as large as the one before, up to this number of entries."""
+
 _AHEAD = 2
 """This many batches of excerpts are read while the caller works on another one."""
+
 _PIECE = 16
-_LONGEST_RUN = 16_384
+"""A history is yielded in pieces of this many entries. Other tasks run in between."""
+
 _MOST_LEFT = 8
 """If less than one in this many entries of a session is on the path, the path is read from parent to parent."""
+
 _MOST_MOVES = 10_000
 
 _PATH = """
@@ -421,21 +435,21 @@ async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
     return True
 
 
-async def _newest_checkpoint(sql: Sql, before: Entry, restored: Collection[int]) -> int | None:
-    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+async def _newest_checkpoint(sql: Sql, last: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `last`."""
     rows = await sql.fetch(
-        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id < $1 AND conversation = $2",
-        before.id,
-        before.conversation,
+        "SELECT id FROM crow.entries WHERE kind = 'checkpoint' AND id <= $1 AND conversation = $2",
+        last.id,
+        last.conversation,
     )
     found = {row[0] for row in rows}
     if not found:  # the usual case, in which the path need not be read
         return None
     restores = await sql.fetch(
         "SELECT id, (body::json ->> 'entry')::bigint FROM crow.entries WHERE conversation = $1 AND kind = 'restore'",
-        before.conversation,
+        last.conversation,
     )
-    ids = await path_ids(sql, before.id)
+    ids = await path_ids(sql, last.id)
     return newest_checkpoint(ids, found, {row[0]: row[1] for row in restores}, restored)
 
 
@@ -457,7 +471,8 @@ async def _run_batch(sql: Sql, start: int, size: int) -> tuple[list[int], int | 
             wanted = parent  # 0 at the first entry of the conversation
             if not wanted:
                 break
-    return ids, (wanted or None) if ids else None, len(ids) * _MOST_LEFT * 2 > len(numbers)
+    entries = len(numbers) // 2
+    return ids, (wanted or None) if ids else None, len(ids) * _MOST_LEFT > entries
 
 
 async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
@@ -469,7 +484,7 @@ async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int 
 
 async def path_ids(sql: Sql, leaf: int | None) -> list[int]:
     """Return all ids of the path that ends at `leaf`, newest first."""
-    return [row[0] for row in sorted(await sql.fetch(_PATH, leaf, _LARGEST_ID >> 32), reverse=True)]
+    return [row[0] for row in sorted(await sql.fetch(_PATH, leaf, _MOST_STEPS), reverse=True)]
 
 
 async def is_on_path(sql: Sql, leaf: int | None, entry_id: int) -> bool:
@@ -522,26 +537,34 @@ async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tupl
     refers = [row.id for row in stored if row.has_blobs]
     data, ends = await _blobs_and_ends(sql, refers, list(texts.values()), most_bytes)
     found: list[Entry] = []
+    needed_whole: list[str] = []
+
+    def load(name: str) -> bytes | None:
+        if name in ends:
+            needed_whole.append(name)
+        return data.get(name)
+
     for row in stored:
         name = texts.get(row.id, "")
+        needed_whole.clear()
         if name in ends:
-            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, data.get)
+            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, load)
         else:
-            entry = entry_of(row, partial(body_of, row, row.body, data.get))
-        if entry is None:  # its JSON does not have the usual form
+            entry = entry_of(row, partial(body_of, row, row.body, load))
+        # Read the whole entry if its JSON does not have the usual form, or if it has, for example, a diff with the long
+        # text of another entry.
+        if entry is None or needed_whole:
             (entry,) = await select_entries(sql, [row.id])
         found.append(with_excerpt(entry, most_bytes))
     return tuple(found)
 
 
 def _name_of_text(row: _StoredRow) -> str | None:
-    """Return the hash of the blob that holds the text of a tool result, or the whole result."""
+    """Return the hash of the blob that holds the text of a tool result, or the whole result. Return None if there is no
+    such blob, or if it holds another member of the result too."""
     if row.kind != "tool":
         return None
-    if row.body is None:
-        return row.body_blob
-    shared = SHARED_TEXT.search(row.body)
-    return shared[1].decode() if shared else None
+    return row.body_blob if row.body is None else text_blob_of(row.body)
 
 
 async def _blobs_and_ends(

@@ -330,7 +330,8 @@ class SessionState:
         :raises StoreUnavailable: the row is damaged, so that no entry can be appended.
         """
         row = session_values(sql, session_id, _STATE_COLUMNS)
-        # An entry must have a higher id than its parent. The leaf itself may be missing.
+        # The next entry gets an id above row[8], and the leaf is its parent. An entry must have a higher id than its
+        # parent, so the leaf must not be above row[8]. It is not checked whether the leaf's entry still exists.
         if not (isinstance(row[0], int) and (row[1] is None or (isinstance(row[1], int) and 0 < row[1] <= row[8]))):
             raise StoreUnavailable(f"The row of session {session_id} is damaged. {REPAIR}")
         self.sql = sql

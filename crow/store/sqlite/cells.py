@@ -283,7 +283,7 @@ def _witnesses_beside(sql: sqlite3.Connection, name: str, row: Mapping[str, Any]
                 " AND json_extract(body, '$.cwd') = :value"
             )
         case "parent_id":
-            query = "SELECT count(*) FROM sessions NOT INDEXED WHERE id = :value"
+            query = "SELECT count(*) FROM sessions NOT INDEXED WHERE +id = :value"
         case "newest_entry":
             query = "SELECT count(*) FROM entries WHERE id = :value AND session = :id"
         case _:

@@ -62,7 +62,9 @@ _JOURNAL_LIMIT_BYTES = 64 * 1024 * 1024
 _CLOSE_S = 5.0
 _BUSY_STEP_S = 0.05
 _VACUUM_PAGES = 500
-_OLDEST_SQLITE = (3, 34, 0)  # the first version with the trigram tokenizer
+_OLDEST_SQLITE = (3, 36, 0)
+"""Older versions have no RETURNING, or give wrong results in the view `session_list`."""
+
 _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 
 
@@ -160,7 +162,7 @@ class Database:
         :raises StoreTooNew: a newer crow wrote the file.
         """
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
-            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.34 or newer.")
+            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; crow needs 3.36 or newer.")
         database = cls(path, journal_mode=journal_mode, busy_timeout_s=busy_timeout_s)
         try:
             await database._open_to_write()

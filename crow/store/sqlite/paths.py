@@ -25,7 +25,7 @@ from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
+from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text, text_blob_of
 from crow.store.paths import (
     RESULT_BYTES,
     TailPath,
@@ -250,8 +250,9 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
-    for source in ("sessions", "sessions NOT INDEXED"):  # the index may be damaged
-        query = f"SELECT {columns} FROM {source} WHERE id = ? AND deleted_ms IS NULL"
+    # An index may be damaged. Old versions of SQLite use that of the primary key in spite of NOT INDEXED.
+    for source in ("sessions WHERE id", "sessions NOT INDEXED WHERE +id"):
+        query = f"SELECT {columns} FROM {source} = ? AND deleted_ms IS NULL"
         row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()
         if row is not None:
             return row
@@ -354,9 +355,9 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
         if body is not None:
             return with_excerpt(entry_with(row, body), most_bytes)
         (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
-    elif (found := SHARED_TEXT.search(row.body or b"")) is not None:
+    elif (name := text_blob_of(row.body or b"")) is not None:
         call_id = f"call_{row.call_entry}_{row.call_index}"
-        load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, call_id)
+        load = partial(_load_excerpt, sql, load, name, most_bytes, call_id)
     return with_excerpt(entry_of(row, partial(_body_of, row, load)), most_bytes)
 
 
@@ -546,13 +547,13 @@ def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tupl
     return entry_of(row, partial(_body_of, row, load)), size
 
 
-def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]) -> int | None:
-    """Return the id of the newest valid checkpoint on the path that ends at `before`."""
+def _newest_checkpoint(sql: Connection, last: Entry, restored: Collection[int]) -> int | None:
+    """Return the id of the newest valid checkpoint on the path that ends at `last`."""
     # The `+` makes SQLite use the index of compactions. It does not have the conversation, but it is short.
     rows = sql.execute(
-        "SELECT id FROM entries WHERE kind IN ('checkpoint', 'mask') AND kind = 'checkpoint' AND +id < ?"
+        "SELECT id FROM entries WHERE kind IN ('checkpoint', 'mask') AND kind = 'checkpoint' AND +id <= ?"
         " AND +conversation = ?",
-        (before.id, before.conversation),
+        (last.id, last.conversation),
     )
     found = {entry_id for (entry_id,) in rows}
     if not found:  # the usual case, in which reading the path would be a waste
@@ -560,9 +561,9 @@ def _newest_checkpoint(sql: Connection, before: Entry, restored: Collection[int]
     restores = sql.execute(
         "SELECT id, iif(json_valid(body), json_extract(body, '$.entry'), NULL) FROM entries"
         " WHERE conversation = ? AND kind = 'restore'",
-        (before.conversation,),
+        (last.conversation,),
     )
-    return newest_checkpoint(path_ids(sql, before.id), found, dict(restores.fetchall()), restored)
+    return newest_checkpoint(path_ids(sql, last.id), found, dict(restores.fetchall()), restored)
 
 
 def _select_one(sql: Connection, entry_id: int) -> Entry | None:

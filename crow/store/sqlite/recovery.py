@@ -135,12 +135,13 @@ class Recovery:
                 self._damaged[row.rowid] = row
 
     def _insert(self, table: str, values: Mapping[str, Any]) -> None:
-        """Insert a row, and texts in it as they are, also if they are not UTF-8."""
+        """Insert a row. Texts that are not valid UTF-8 are stored with their original bytes. A row that violates a
+        constraint of its table is damaged, and is left out."""
         marks = ", ".join(
             f"CAST(:{name} AS TEXT)" if isinstance(value, Undecodable) else f":{name}" for name, value in values.items()
         )
         raw = {name: value.raw if isinstance(value, Undecodable) else value for name, value in values.items()}
-        with suppress(sqlite3.IntegrityError):  # a row that violates a constraint of its table is damaged
+        with suppress(sqlite3.IntegrityError):
             self._new.execute(f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES ({marks})", raw)
 
     def _reserve_ids(self, table: str, number: int) -> None:

@@ -55,6 +55,19 @@ async def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[
 # files
 
 
+@pytest.mark.parametrize("version", [(3, 34, 1), (3, 35, 5), (3, 36, 0)])
+async def test_a_version_of_sqlite_that_fails_later_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    if version >= (3, 36):
+        await (await SqliteStore.open(tmp_path / "crow.db")).close()
+        return
+    with pytest.raises(StoreUnavailable, match=r"crow needs 3\.36 or newer"):
+        await SqliteStore.open(tmp_path / "crow.db")
+    assert not (tmp_path / "crow.db").exists()
+
+
 async def test_new_files_and_directories_are_private_to_their_owner(tmp_path: Path) -> None:
     path = tmp_path / "data" / "crow" / "crow.db"
     before = os.umask(0)
