@@ -378,10 +378,11 @@ class Branch:
                     self._pending.refusal = error if isinstance(error, StoreError) else None
                     self._others.have_taken_over = self._others.own is not None
                     self._release()
-                    if self._others.own is not None:  # other processes wait for the end of this turn
+                    # Other processes wait for the end of this turn, unless the session was deleted.
+                    if self._others.own is not None and not isinstance(error, NoSuchSession):
                         self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending.end)
-                        with suppress(StoreError):
-                            await self._store.open_session(self.row.id)
+                        with suppress(StoreError, NoSuchSession):
+                            await self._store.open_session(self.row.id)  # it stores what was disowned
                 self._pending.end = ()
             while self._pending.rejected:
                 message_id, is_cancelled = self._pending.rejected[0]
