@@ -420,7 +420,7 @@ class Branch:
             except LeafMoved:  # another process continued the session
                 self._stand_on(await self._store.tail(self.row.id))
                 await self.store_requests()
-        except StoreError as error:
+        except (StoreError, NoSuchSession) as error:
             logger.warning("Session %s: the usage of a summary could not be stored: %s", self.row.id, error)
 
     async def change(self, changes: SessionChanges) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from crow.agent.history.branch import Branch
-from crow.domain.entries import TurnEnd
+from crow.domain.entries import ModelRequest, NewEntry, TurnEnd
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.postgres.store import PostgresStore
+from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker
 from tests.support.postgres import new_database
 
 SESSION = NewSession(id="s1", cwd="/repo", model="scripted", mode="ask")
 USER = (Text(text="hello"),)
+REQUEST = NewEntry(body=ModelRequest(purpose="summary"))
 
 
 async def test_a_session_that_another_process_deletes_during_a_turn_settles() -> None:
@@ -29,3 +33,15 @@ async def test_a_session_that_another_process_deletes_during_a_turn_settles() ->
         finally:
             await store.close()
             await other.close()
+
+
+async def test_a_deleted_session_closes_though_usage_was_not_stored(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        await store.create_session(SESSION)
+        branch = Branch(store, NoteTaker(), await store.open_session("s1"))
+        branch.store_with_next([REQUEST])
+        await store.delete_session("s1")
+        await branch.close()
+    finally:
+        await store.close()
