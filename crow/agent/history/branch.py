@@ -33,7 +33,8 @@ from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
 
-_END_S = 5.0
+END_S = 5.0
+"""The end of a turn is stored and published within this many seconds, or else `settle` has to be called again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -236,8 +237,15 @@ class Branch:
             self._others.known_to = max(self._others.known_to, entry.id)
 
     async def _publish_stored(self, stored: Sequence[Entry]) -> None:
+        """Publish all these entries. Cancellation only ends the waits for clients."""
+        cancelled: BaseException | None = None
         for entry in stored:
-            await self.publish(EntryStored(entry=entry))
+            try:
+                await self.publish(EntryStored(entry=entry))
+            except anyio.get_cancelled_exc_class() as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def claim(
         self,
@@ -345,7 +353,7 @@ class Branch:
         """
         self.store_at_end([NewEntry(body=end)])
         self._pending.refusal = None
-        with anyio.move_on_after(_END_S, shield=True):
+        with anyio.move_on_after(END_S, shield=True):
             await self.settle()
         if self._pending.refusal is not None:
             raise self._pending.refusal
