@@ -354,7 +354,12 @@ class Branch:
         self.store_at_end([NewEntry(body=end)])
         self._pending.refusal = None
         with anyio.move_on_after(END_S, shield=True):
-            await self.settle()
+            try:
+                await self.settle()
+            except StoreError as error:
+                if self._pending.end:
+                    raise
+                logger.warning("Session %s: crow will try again to remove a prompt: %s", self.row.id, error)
         if self._pending.refusal is not None:
             raise self._pending.refusal
 
@@ -376,27 +381,37 @@ class Branch:
         :raises ~crow.domain.errors.StoreError: the store could not store everything. The rest stays pending.
         """
         stored: Sequence[Entry] = ()
-        async with self._lock:
-            self._pending.tried_at = time.monotonic()
-            if self._pending.end:
-                try:
-                    stored = await self._append(self._pending.end, release=True)
-                except (LeafMoved, SessionBusy, NoSuchSession) as error:
-                    logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
-                    self._pending.refusal = error if isinstance(error, StoreError) else None
-                    self._others.have_taken_over = self._others.own is not None
-                    self._release()
-                    # Other processes wait for the end of this turn, unless the session was deleted.
-                    if self._others.own is not None and not isinstance(error, NoSuchSession):
-                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending.end)
-                        with suppress(StoreError, NoSuchSession):
-                            await self._store.open_session(self.row.id)  # it stores what was disowned
-                self._pending.end = ()
-            while self._pending.rejected:
-                message_id, is_cancelled = self._pending.rejected[0]
-                await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
-                del self._pending.rejected[0]
-        await self._publish_stored(stored)
+        try:
+            async with self._lock:
+                self._pending.tried_at = time.monotonic()
+                if self._pending.end:
+                    stored = await self._store_end()
+                while self._pending.rejected:
+                    message_id, is_cancelled = self._pending.rejected[0]
+                    await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
+                    del self._pending.rejected[0]
+        finally:  # the end is published even if a prompt could not be removed
+            await self._publish_stored(stored)
+
+    async def _store_end(self) -> Sequence[Entry]:
+        """Store the pending end of the turn, and return its entries. If another process has changed or deleted the
+        session, release the turn and return nothing."""
+        try:
+            stored = await self._append(self._pending.end, release=True)
+        except (LeafMoved, SessionBusy, NoSuchSession) as error:
+            logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+            self._pending.refusal = error if isinstance(error, StoreError) else None
+            self._others.have_taken_over = self._others.own is not None
+            self._release()
+            end, self._pending.end = self._pending.end, ()
+            # Other processes wait for the end of this turn, unless the session was deleted.
+            if self._others.own is not None and not isinstance(error, NoSuchSession):
+                self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
+                with suppress(StoreError, NoSuchSession):
+                    await self._store.open_session(self.row.id)  # it stores what was disowned
+            return ()
+        self._pending.end = ()
+        return stored
 
     async def try_to_settle(self) -> None:
         """Call `settle` if it has something to store, but only log a failure."""

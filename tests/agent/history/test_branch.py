@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import pytest
 
 from crow.agent.history.branch import Branch
 from crow.domain.entries import ModelRequest, NewEntry, Reminder, TurnEnd
+from crow.domain.errors import StoreUnreachable
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker
+from tests.support.memory_store import MemoryStore
 from tests.support.postgres import new_database
 
 SESSION = NewSession(id="s1", cwd="/repo", model="scripted", mode="ask")
@@ -40,6 +42,21 @@ class SilentEditor(NoteTaker):
 
     def texts(self) -> list[str]:
         return [note.text for note in self.stored(Reminder)]
+
+
+class Unsteady(MemoryStore):
+    """A store whose server cannot be reached for the methods in `refused`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: Sequence[str] = ()
+
+    def _check(self, name: str) -> None:
+        if name in self.refused:
+            raise StoreUnreachable("The connection is broken.")
+
+    async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
+        self._check("drop_prompt")
 
 
 @asynccontextmanager
@@ -100,3 +117,16 @@ async def test_the_end_of_a_turn_is_published_to_an_editor_that_does_not_read(
         branch.store_at_end(NOTES)
         await branch.end_turn(TurnEnd(stop="end_turn"))
         assert (editor.texts(), len(editor.stored(TurnEnd))) == (["one", "two", "three"], 1)
+
+
+async def test_a_turn_has_ended_although_a_prompt_could_not_be_removed() -> None:
+    store, client = Unsteady(), NoteTaker()
+    branch = Branch(store, client, store.create("s1"))
+    await branch.claim("m", parts=USER)
+    store.refused = ("drop_prompt",)
+    await branch.reject_prompt("waiting")
+    await branch.end_turn(TurnEnd(stop="end_turn"))
+    assert (len(client.stored(TurnEnd)), branch.claimed_to, branch.is_settled) == (1, None, False)
+    store.refused = ()
+    await branch.settle()
+    assert branch.is_settled
