@@ -158,7 +158,7 @@ class Branch:
         :raises ~crow.domain.errors.StoreError: see :meth:`crow.store.Store.append`.
         """
         stored = await self.store_only(entries, changes=changes)
-        await self._publish_stored(stored)
+        await self.publish_stored(stored)
         return stored
 
     async def store_only(
@@ -236,7 +236,7 @@ class Branch:
             self.leaf = entry.id
             self._others.known_to = max(self._others.known_to, entry.id)
 
-    async def _publish_stored(self, stored: Sequence[Entry]) -> None:
+    async def publish_stored(self, stored: Sequence[Entry]) -> None:
         """Publish all these entries. Cancellation only ends the waits for clients."""
         cancelled: BaseException | None = None
         for entry in stored:
@@ -391,7 +391,7 @@ class Branch:
                     await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
                     del self._pending.rejected[0]
         finally:  # the end is published even if a prompt could not be removed
-            await self._publish_stored(stored)
+            await self.publish_stored(stored)
 
     async def _store_end(self) -> Sequence[Entry]:
         """Store the pending end of the turn, and return its entries. If another process has changed or deleted the
