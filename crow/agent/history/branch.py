@@ -29,6 +29,7 @@ from crow.domain.events import EntryStored, Event
 from crow.domain.messages import JsonObject, Part, Usage
 from crow.llm import THOUGHT_LEVELS, ThoughtLevel
 from crow.store import BranchStore, SessionChanges, SessionRow, Tail
+from crow.store.codec import changed_config
 from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ class Branch:
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told = Told.of(tail.row)
         """What the clients were last told of the session's row."""
+        self._must_reload = False
+        """Whether the store failed when it was read after an append."""
         self.sent_parts = SentParts(tail.row.id)
         """How earlier messages were sent to each endpoint."""
         self._stand_on(tail)
@@ -129,6 +132,7 @@ class Branch:
         self.leaf = tail.row.leaf
         """The newest entry in memory. Another process may have moved the stored leaf."""
         self.projection = Projection(tail.entries)
+        self._must_reload = False
         self._others.have_taken_over = False
         self._others.known_to = max(self._others.known_to, tail.row.newest_entry, self.leaf or 0)
 
@@ -187,11 +191,24 @@ class Branch:
             if release:
                 self._release()
             self._count(stored)
-            if not self.projection.complete:  # after a restore, some needed entries are not in memory
-                self._stand_on(await self._store.tail(self.row.id))
-            if changes is not None:
-                self.row = await self._store.session(self.row.id)
+            await self._read_rest(changes)
         return stored[max(0, len(stored) - len(entries)) :]
+
+    async def _read_rest(self, changes: SessionChanges | None) -> None:
+        """Read what an append with `changes` has changed besides its entries. If this fails, the next append or claim
+        reads it, because the caller still has to publish the entries."""
+        if changes is not None:
+            config = changed_config(self.row.config, changes.get("config", {}))
+            self.row = replace(self.row, **(changes | SessionChanges(config=config)))
+        try:
+            # After a restore, some needed entries are not in memory.
+            if self._must_reload or not self.projection.complete:
+                self._stand_on(await self._store.tail(self.row.id))
+            elif changes is not None:
+                self.row = await self._store.session(self.row.id)
+        except (StoreError, NoSuchSession) as error:
+            self._must_reload = True
+            logger.warning("Session %s cannot be read now; crow will try again: %s", self.row.id, error)
 
     def _count(self, stored: Sequence[Entry]) -> None:
         """Add the usage of the `stored` entries to the turn's sum, and their cost to the session's row."""
@@ -268,7 +285,7 @@ class Branch:
             repaired = start.entries if message_id is None else start.entries[:-1]
             self._note_own(start.entries[len(repaired) :])
             self.must_catch_up = start.moved or bool(repaired)
-            if not start.moved:
+            if not (start.moved or self._must_reload):
                 self._extend(start.entries)
                 self.claimed_to = self._others.known_to
                 return False
@@ -284,7 +301,9 @@ class Branch:
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
             is_behind = any(entry.id == known for entry in self.entries)
-            return not (is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added))
+            return start.moved and not (
+                is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added)
+            )
 
     def be_followed(self) -> None:
         """Prepare for `follow`. Call this before the first call of `follow`."""

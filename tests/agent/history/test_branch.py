@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from crow.agent.history.branch import Branch
-from crow.domain.entries import ModelRequest, NewEntry, Reminder, TurnEnd
+from crow.domain.entries import Checkpoint, Entry, ModelRequest, NewEntry, Note, Reminder, Restore, TurnEnd
 from crow.domain.errors import StoreUnreachable
 from crow.domain.events import EntryStored, Event
-from crow.domain.messages import Text
-from crow.store import NewSession
+from crow.domain.messages import JsonObject, Text
+from crow.store import NewSession, SessionChanges, SessionRow, Tail
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker
@@ -45,11 +46,13 @@ class SilentEditor(NoteTaker):
 
 
 class Unsteady(MemoryStore):
-    """A store whose server cannot be reached for the methods in `refused`."""
+    """A store whose server cannot be reached for the methods in `refused`. Each append sets them to
+    `refused_after_append`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: Sequence[str] = ()
+        self.refused_after_append: Sequence[str] = ()
 
     def _check(self, name: str) -> None:
         if name in self.refused:
@@ -57,6 +60,19 @@ class Unsteady(MemoryStore):
 
     async def drop_prompt(self, session_id: str, message_id: str, *, is_cancelled: bool = False) -> None:
         self._check("drop_prompt")
+
+    async def append(self, session_id: str, **arguments: Any) -> tuple[Entry, ...]:
+        stored = await super().append(session_id, **arguments)
+        self.refused = self.refused_after_append
+        return stored
+
+    async def session(self, session_id: str) -> SessionRow:
+        self._check("session")
+        return await super().session(session_id)
+
+    async def tail(self, session_id: str) -> Tail:
+        self._check("tail")
+        return await super().tail(session_id)
 
 
 @asynccontextmanager
@@ -123,10 +139,42 @@ async def test_a_turn_has_ended_although_a_prompt_could_not_be_removed() -> None
     store, client = Unsteady(), NoteTaker()
     branch = Branch(store, client, store.create("s1"))
     await branch.claim("m", parts=USER)
-    store.refused = ("drop_prompt",)
+    store.refused = store.refused_after_append = ("drop_prompt",)
     await branch.reject_prompt("waiting")
     await branch.end_turn(TurnEnd(stop="end_turn"))
     assert (len(client.stored(TurnEnd)), branch.claimed_to, branch.is_settled) == (1, None, False)
-    store.refused = ()
+    store.refused = store.refused_after_append = ()
     await branch.settle()
     assert branch.is_settled
+
+
+async def test_entries_are_published_although_the_row_cannot_be_read_after_they_were_stored() -> None:
+    store, client = Unsteady(), NoteTaker()
+    branch = Branch(store, client, store.create("s1"))
+    store.refused_after_append = ("session", "tail")
+    mode = NewEntry(body=Note(about="mode", value="plan"))
+    config: JsonObject = {"auto_compact": False}
+    await branch.record([mode], changes=SessionChanges(mode="plan", config=config))
+    assert client.stored(Note) == [mode.body]
+    assert (branch.row.mode, branch.row.config) == ("plan", config)
+    await branch.end_turn(TurnEnd(stop="end_turn"))
+    assert (len(client.stored(TurnEnd)), branch.is_settled) == (1, True)
+    store.refused = store.refused_after_append = ()
+    await store.update_session("s1", SessionChanges(title="Set elsewhere"))
+    await branch.record([mode])
+    assert branch.row == await store.session("s1")
+
+
+async def test_the_path_is_read_by_the_next_turn_if_it_could_not_be_read_after_a_restore() -> None:
+    store, client = Unsteady(), NoteTaker()
+    store.create("s1")
+    await Branch(store, client, await store.tail("s1")).record(NOTES)
+    summary = NewEntry(body=Checkpoint(compaction_id="c", summary="so far", first_kept=None))
+    await Branch(store, client, await store.tail("s1")).record([summary])
+    branch = Branch(store, client, await store.tail("s1"))
+    store.refused_after_append = ("tail",)
+    await branch.record([NewEntry(body=Restore(entry=branch.entries[-1].id))])
+    assert len(client.stored(Restore)) == 1
+    store.refused = store.refused_after_append = ()
+    assert not await branch.claim("m", parts=USER)
+    assert tuple(branch.entries) == store.path("s1")
