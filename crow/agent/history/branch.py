@@ -24,7 +24,7 @@ from crow.domain.entries import (
     ToolResult,
     TurnEnd,
 )
-from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError, StoreUnavailable
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import JsonObject, Part, Usage
 from crow.llm import THOUGHT_LEVELS, ThoughtLevel
@@ -381,6 +381,9 @@ class Branch:
                 logger.warning("Session %s: crow will try again to remove a prompt: %s", self.row.id, error)
         if self._pending.refusal is not None:
             raise self._pending.refusal
+        if self._pending.end:
+            words = f"the end of the turn could not be stored within {END_S:.0f} s. Crow will try again."
+            raise StoreUnavailable(f"Session {self.row.id}: {words}")
 
     async def reject_prompt(self, message_id: str, *, is_cancelled: bool = False) -> None:
         """Remove a prompt from the inbox because its sender got an error, or because it was cancelled there. If the

@@ -12,7 +12,7 @@ import pytest
 
 from crow.agent.history.branch import Branch
 from crow.domain.entries import Checkpoint, Entry, ModelRequest, NewEntry, Note, Reminder, Restore, TurnEnd
-from crow.domain.errors import StoreUnreachable
+from crow.domain.errors import StoreUnavailable, StoreUnreachable
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import JsonObject, Text
 from crow.store import NewSession, SessionChanges, SessionRow, Tail
@@ -53,6 +53,9 @@ class Unsteady(MemoryStore):
         super().__init__()
         self.refused: Sequence[str] = ()
         self.refused_after_append: Sequence[str] = ()
+        self.hold: anyio.Event | None = None
+        """Reading a row takes until this is set."""
+        self.is_held = anyio.Event()
 
     def _check(self, name: str) -> None:
         if name in self.refused:
@@ -68,7 +71,11 @@ class Unsteady(MemoryStore):
 
     async def session(self, session_id: str) -> SessionRow:
         self._check("session")
-        return await super().session(session_id)
+        row = await super().session(session_id)
+        if self.hold is not None:
+            self.is_held.set()
+            await self.hold.wait()
+        return row
 
     async def tail(self, session_id: str) -> Tail:
         self._check("tail")
@@ -178,3 +185,22 @@ async def test_the_path_is_read_by_the_next_turn_if_it_could_not_be_read_after_a
     store.refused = store.refused_after_append = ()
     assert not await branch.claim("m", parts=USER)
     assert tuple(branch.entries) == store.path("s1")
+
+
+async def test_a_turn_whose_end_has_to_wait_too_long_fails_until_the_end_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("crow.agent.history.branch.END_S", 0.01)
+    store, client = Unsteady(), NoteTaker()
+    branch = Branch(store, client, store.create("s1"))
+    await branch.claim("m", parts=USER)
+    store.hold = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(branch.refresh_cost)
+        await store.is_held.wait()
+        with pytest.raises(StoreUnavailable, match="Session s1: the end of the turn could not be stored"):
+            await branch.end_turn(TurnEnd(stop="end_turn"))
+        assert not branch.is_settled
+        store.hold.set()
+    await branch.settle()
+    assert (len(client.stored(TurnEnd)), branch.is_settled) == (1, True)
