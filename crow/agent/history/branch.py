@@ -470,14 +470,17 @@ class Branch:
 
     async def change(self, changes: SessionChanges) -> None:
         """Change only the session's row."""
-        async with self._lock:  # `follow` reads the row, too
+        async with self._lock:  # other methods that wait for the store replace the row, too
             self.row = await self._store.update_session(self.row.id, changes)
 
     async def merge_metadata(self, patch: JsonObject) -> None:
-        """Merge `patch` into the session's metadata. A member that is null in `patch` is removed. :raises
-        ArgumentError: the result is too large or too deep."""
-        row = await self._store.merge_metadata(self.row.id, patch)
-        self.row = replace(self.row, metadata=row.metadata)
+        """Merge `patch` into the session's metadata. A member that is null in `patch` is removed.
+
+        :raises ~crow.domain.errors.ArgumentError: the result is too large or too deep.
+        """
+        async with self._lock:
+            row = await self._store.merge_metadata(self.row.id, patch)
+            self.row = replace(self.row, metadata=row.metadata)
 
     async def move(self, to: int | None, reason: str) -> None:
         """Move the leaf to the entry `to` of the conversation, or before the first entry if `to` is None. `reason` is
