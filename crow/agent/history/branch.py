@@ -300,9 +300,9 @@ class Branch:
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
-            is_behind = any(entry.id == known for entry in self.entries)
+            has_old_leaf = any(entry.id == known for entry in self.entries)
             return start.moved and not (
-                is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added)
+                has_old_leaf and all(isinstance(entry.body, Note | ModelRequest) for entry in added)
             )
 
     def be_followed(self) -> None:
@@ -342,9 +342,9 @@ class Branch:
                 break
             self._extend([entry])
             self.turn = max(self.turn, entry.turn)
-        is_behind = bool(entries) and self.leaf != entries[-1].id
+        has_gap = bool(entries) and self.leaf != entries[-1].id
         has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._others.known_to
-        if is_behind or has_moved or not self.projection.complete:
+        if has_gap or has_moved or not self.projection.complete:
             await self._reload()
 
     async def _reload(self) -> None:
@@ -430,7 +430,7 @@ class Branch:
             if self._others.own is not None and not isinstance(error, NoSuchSession):
                 self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
                 with suppress(StoreError, NoSuchSession):
-                    await self._store.open_session(self.row.id)  # it stores what was disowned
+                    await self._store.open_session(self.row.id)  # this repairs the session: it ends the turn
             return ()
         self._pending.end = ()
         return stored
