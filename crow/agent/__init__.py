@@ -58,7 +58,8 @@ class Publisher(Protocol):
     """Gets what happens in one session."""
 
     async def publish(self, event: Event) -> None:
-        """Send an event and return when it has been written. Raise no error if the editor has disconnected."""
+        """Queue an event, and return when there is room for the next one. The event is queued before the first wait,
+        so cancellation does not lose it. Raise no error if the editor has disconnected."""
 
 
 class Client(Publisher, Protocol):

@@ -24,16 +24,18 @@ from crow.domain.entries import (
     ToolResult,
     TurnEnd,
 )
-from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError, StoreUnavailable
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import JsonObject, Part, Usage
 from crow.llm import THOUGHT_LEVELS, ThoughtLevel
 from crow.store import BranchStore, SessionChanges, SessionRow, Tail
+from crow.store.codec import changed_config
 from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
 
-_END_S = 5.0
+END_S = 5.0
+"""The end of a turn is stored and published within this many seconds, or else `settle` has to be called again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +120,8 @@ class Branch:
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told = Told.of(tail.row)
         """What the clients were last told of the session's row."""
+        self._must_reload = False
+        """Whether the store failed when it was read after an append."""
         self.sent_parts = SentParts(tail.row.id)
         """How earlier messages were sent to each endpoint."""
         self._stand_on(tail)
@@ -128,6 +132,7 @@ class Branch:
         self.leaf = tail.row.leaf
         """The newest entry in memory. Another process may have moved the stored leaf."""
         self.projection = Projection(tail.entries)
+        self._must_reload = False
         self._others.have_taken_over = False
         self._others.known_to = max(self._others.known_to, tail.row.newest_entry, self.leaf or 0)
 
@@ -157,7 +162,7 @@ class Branch:
         :raises ~crow.domain.errors.StoreError: see :meth:`crow.store.Store.append`.
         """
         stored = await self.store_only(entries, changes=changes)
-        await self._publish_stored(stored)
+        await self.publish_stored(stored)
         return stored
 
     async def store_only(
@@ -186,11 +191,24 @@ class Branch:
             if release:
                 self._release()
             self._count(stored)
-            if not self.projection.complete:  # after a restore, some needed entries are not in memory
-                self._stand_on(await self._store.tail(self.row.id))
-            if changes is not None:
-                self.row = await self._store.session(self.row.id)
+            await self._read_rest(changes)
         return stored[max(0, len(stored) - len(entries)) :]
+
+    async def _read_rest(self, changes: SessionChanges | None) -> None:
+        """Read what an append with `changes` has changed besides its entries. If this fails, the next append or claim
+        reads it, because the caller still has to publish the entries."""
+        if changes is not None:
+            config = changed_config(self.row.config, changes.get("config", {}))
+            self.row = replace(self.row, **(changes | SessionChanges(config=config)))
+        try:
+            # After a restore, some needed entries are not in memory.
+            if self._must_reload or not self.projection.complete:
+                self._stand_on(await self._store.tail(self.row.id))
+            elif changes is not None:
+                self.row = await self._store.session(self.row.id)
+        except (StoreError, NoSuchSession) as error:
+            self._must_reload = True
+            logger.warning("Session %s cannot be read now; crow will try again: %s", self.row.id, error)
 
     def _count(self, stored: Sequence[Entry]) -> None:
         """Add the usage of the `stored` entries to the turn's sum, and their cost to the session's row."""
@@ -235,9 +253,16 @@ class Branch:
             self.leaf = entry.id
             self._others.known_to = max(self._others.known_to, entry.id)
 
-    async def _publish_stored(self, stored: Sequence[Entry]) -> None:
+    async def publish_stored(self, stored: Sequence[Entry]) -> None:
+        """Publish all these entries. Cancellation only ends the waits for clients."""
+        cancelled: BaseException | None = None
         for entry in stored:
-            await self.publish(EntryStored(entry=entry))
+            try:
+                await self.publish(EntryStored(entry=entry))
+            except anyio.get_cancelled_exc_class() as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def claim(
         self,
@@ -260,7 +285,7 @@ class Branch:
             repaired = start.entries if message_id is None else start.entries[:-1]
             self._note_own(start.entries[len(repaired) :])
             self.must_catch_up = start.moved or bool(repaired)
-            if not start.moved:
+            if not (start.moved or self._must_reload):
                 self._extend(start.entries)
                 self.claimed_to = self._others.known_to
                 return False
@@ -275,8 +300,10 @@ class Branch:
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
-            is_behind = any(entry.id == known for entry in self.entries)
-            return not (is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added))
+            has_old_leaf = any(entry.id == known for entry in self.entries)
+            return start.moved and not (
+                has_old_leaf and all(isinstance(entry.body, Note | ModelRequest) for entry in added)
+            )
 
     def be_followed(self) -> None:
         """Prepare for `follow`. Call this before the first call of `follow`."""
@@ -315,9 +342,9 @@ class Branch:
                 break
             self._extend([entry])
             self.turn = max(self.turn, entry.turn)
-        is_behind = bool(entries) and self.leaf != entries[-1].id
+        has_gap = bool(entries) and self.leaf != entries[-1].id
         has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._others.known_to
-        if is_behind or has_moved or not self.projection.complete:
+        if has_gap or has_moved or not self.projection.complete:
             await self._reload()
 
     async def _reload(self) -> None:
@@ -345,10 +372,18 @@ class Branch:
         """
         self.store_at_end([NewEntry(body=end)])
         self._pending.refusal = None
-        with anyio.move_on_after(_END_S, shield=True):
-            await self.settle()
+        with anyio.move_on_after(END_S, shield=True):
+            try:
+                await self.settle()
+            except StoreError as error:
+                if self._pending.end:
+                    raise
+                logger.warning("Session %s: crow will try again to remove a prompt: %s", self.row.id, error)
         if self._pending.refusal is not None:
             raise self._pending.refusal
+        if self._pending.end:
+            words = f"the end of the turn could not be stored within {END_S:.0f} s. Crow will try again."
+            raise StoreUnavailable(f"Session {self.row.id}: {words}")
 
     async def reject_prompt(self, message_id: str, *, is_cancelled: bool = False) -> None:
         """Remove a prompt from the inbox because its sender got an error, or because it was cancelled there. If the
@@ -368,26 +403,37 @@ class Branch:
         :raises ~crow.domain.errors.StoreError: the store could not store everything. The rest stays pending.
         """
         stored: Sequence[Entry] = ()
-        async with self._lock:
-            self._pending.tried_at = time.monotonic()
-            if self._pending.end:
-                try:
-                    stored = await self._append(self._pending.end, release=True)
-                except (LeafMoved, SessionBusy, NoSuchSession) as error:
-                    logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
-                    self._pending.refusal = error if isinstance(error, StoreError) else None
-                    self._others.have_taken_over = self._others.own is not None
-                    self._release()
-                    if self._others.own is not None:  # other processes wait for the end of this turn
-                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending.end)
-                        with suppress(StoreError):
-                            await self._store.open_session(self.row.id)
-                self._pending.end = ()
-            while self._pending.rejected:
-                message_id, is_cancelled = self._pending.rejected[0]
-                await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
-                del self._pending.rejected[0]
-        await self._publish_stored(stored)
+        try:
+            async with self._lock:
+                self._pending.tried_at = time.monotonic()
+                if self._pending.end:
+                    stored = await self._store_end()
+                while self._pending.rejected:
+                    message_id, is_cancelled = self._pending.rejected[0]
+                    await self._store.drop_prompt(self.row.id, message_id, is_cancelled=is_cancelled)
+                    del self._pending.rejected[0]
+        finally:  # the end is published even if a prompt could not be removed
+            await self.publish_stored(stored)
+
+    async def _store_end(self) -> Sequence[Entry]:
+        """Store the pending end of the turn, and return its entries. If another process has changed or deleted the
+        session, release the turn and return nothing."""
+        try:
+            stored = await self._append(self._pending.end, release=True)
+        except (LeafMoved, SessionBusy, NoSuchSession) as error:
+            logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+            self._pending.refusal = error if isinstance(error, StoreError) else None
+            self._others.have_taken_over = self._others.own is not None
+            self._release()
+            end, self._pending.end = self._pending.end, ()
+            # Other processes wait for the end of this turn, unless the session was deleted.
+            if self._others.own is not None and not isinstance(error, NoSuchSession):
+                self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
+                with suppress(StoreError, NoSuchSession):
+                    await self._store.open_session(self.row.id)  # this repairs the session: it ends the turn
+            return ()
+        self._pending.end = ()
+        return stored
 
     async def try_to_settle(self) -> None:
         """Call `settle` if it has something to store, but only log a failure."""
@@ -419,19 +465,22 @@ class Branch:
             except LeafMoved:  # another process continued the session
                 self._stand_on(await self._store.tail(self.row.id))
                 await self.store_requests()
-        except StoreError as error:
+        except (StoreError, NoSuchSession) as error:
             logger.warning("Session %s: the usage of a summary could not be stored: %s", self.row.id, error)
 
     async def change(self, changes: SessionChanges) -> None:
         """Change only the session's row."""
-        async with self._lock:  # `follow` reads the row, too
+        async with self._lock:  # other methods that wait for the store replace the row, too
             self.row = await self._store.update_session(self.row.id, changes)
 
     async def merge_metadata(self, patch: JsonObject) -> None:
-        """Merge `patch` into the session's metadata. A member that is null in `patch` is removed. :raises
-        ArgumentError: the result is too large or too deep."""
-        row = await self._store.merge_metadata(self.row.id, patch)
-        self.row = replace(self.row, metadata=row.metadata)
+        """Merge `patch` into the session's metadata. A member that is null in `patch` is removed.
+
+        :raises ~crow.domain.errors.ArgumentError: the result is too large or too deep.
+        """
+        async with self._lock:
+            row = await self._store.merge_metadata(self.row.id, patch)
+            self.row = replace(self.row, metadata=row.metadata)
 
     async def move(self, to: int | None, reason: str) -> None:
         """Move the leaf to the entry `to` of the conversation, or before the first entry if `to` is None. `reason` is

@@ -19,7 +19,7 @@ from crow.agent import new_remark
 from crow.agent.history.branch import Branch
 from crow.domain.entries import Custom, Entry, NewEntry
 from crow.domain.errors import StoreError
-from crow.domain.events import EntryStored, NoticeShown
+from crow.domain.events import NoticeShown
 from crow.domain.messages import Text
 from crow.domain.rendering import parts_text
 from crow.domain.subagents import TASK_WORDS, WAKE
@@ -119,8 +119,7 @@ class Inbox:
                 remark = (new_remark(ended.remark),) if ended.remark else ()
                 stored = await self._branch.store_only([NewEntry(body=told), *remark])
             self._ended.remove(ended)  # a cancellation while clients are told must not store it again
-            for entry in stored:
-                await self._branch.publish(EntryStored(entry=entry))
+            await self._branch.publish_stored(stored)
 
     async def watch(self, call_id: str, command: WatchedCommand) -> None:
         """See :class:`crow.tools.BackgroundWatcher`."""

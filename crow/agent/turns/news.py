@@ -9,7 +9,6 @@ from typing import Protocol, TypeAlias
 from crow.agent.history.branch import Branch
 from crow.agent.turns.prompt import Briefing
 from crow.domain.entries import NewEntry, Reminder, ToolResult, User
-from crow.domain.events import EntryStored
 from crow.domain.messages import ToolCall
 
 _POINT_OUT = frozenset({3, 10, 20})
@@ -68,8 +67,7 @@ class News:
         if self._steered:
             stored = await self._branch.store_only([NewEntry(body=prompt) for prompt in self._steered])
             del self._steered[: len(stored)]  # a cancellation while clients are told must not store them again
-            for entry in stored:
-                await self._branch.publish(EntryStored(entry=entry))
+            await self._branch.publish_stored(stored)
         if self._inbox is not None:
             await self._inbox.deliver()
 

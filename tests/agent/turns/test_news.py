@@ -20,6 +20,7 @@ from tests.agent.harness import NoteTaker, text
 from tests.support.memory_store import MemoryStore
 
 STEERED = User(parts=text("and this"), message_id="m2")
+STEERED_LATER = User(parts=text("and that"), message_id="m3")
 
 
 class CancellingClient(NoteTaker):
@@ -50,14 +51,15 @@ async def test_a_steered_prompt_that_the_store_refused_is_stored_with_the_end_of
     assert [new.body for new in news.take_steered()] == [STEERED]
 
 
-async def test_a_steered_prompt_is_stored_once_if_the_turn_is_cancelled_while_clients_are_told() -> None:
+async def test_steered_prompts_are_stored_and_told_once_if_the_turn_is_cancelled_while_clients_are_told() -> None:
     store, client = MemoryStore(), CancellingClient()
     branch = Branch(store, client, store.create("s1"))
     news = News(branch, Briefing(branch), None)
     news.steer(STEERED)
+    news.steer(STEERED_LATER)
     with client.scope:
         await news.deliver()
-    assert bodies(store.path("s1"), User) == [STEERED]
+    assert bodies(store.path("s1"), User) == client.stored(User) == [STEERED, STEERED_LATER]
     assert news.take_steered() == []
 
 
