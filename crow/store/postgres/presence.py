@@ -242,7 +242,8 @@ class Presence:
                 event.set()
         for row in await connection.fetch(_LOOK, list(self._watches), self._owner):
             name, seen = str(row[0]), tuple(row)
-            if self._seen.get(name, seen) != seen:
+            # A watcher has read the session before the first look, so it may have changed in between.
+            if self._seen.get(name) != seen:
                 for event in self._watches.get(name, ()):
                     event.set()
             if name in self._watches:

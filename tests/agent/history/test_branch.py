@@ -54,7 +54,7 @@ class Unsteady(MemoryStore):
         super().__init__()
         self.refused: Sequence[str] = ()
         self.refused_after_append: Sequence[str] = ()
-        self.hold: anyio.Event | None = None
+        self.held: anyio.Event | None = None
         """The next read of a row takes until this is set."""
         self.is_held = anyio.Event()
 
@@ -73,7 +73,7 @@ class Unsteady(MemoryStore):
     async def session(self, session_id: str) -> SessionRow:
         self._check("session")
         row = await super().session(session_id)
-        hold, self.hold = self.hold, None
+        hold, self.held = self.held, None
         if hold is not None:
             self.is_held.set()
             await hold.wait()
@@ -196,7 +196,7 @@ async def test_a_turn_whose_end_has_to_wait_too_long_fails_until_the_end_is_stor
     store, client = Unsteady(), NoteTaker()
     branch = Branch(store, client, store.create("s1"))
     await branch.claim("m", parts=USER)
-    store.hold = hold = anyio.Event()
+    store.held = hold = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(branch.refresh_cost)
         await store.is_held.wait()
@@ -214,7 +214,7 @@ async def test_metadata_that_is_set_while_the_branch_reads_its_row_stays_set() -
     branch.be_followed()
     renamed = await store.update_session("s1", SessionChanges(title="Set elsewhere"))
     news = News(row=renamed, entries=(), draft=None, is_elsewhere=False, is_orphaned=False, cancelled_turn=None)
-    store.hold = hold = anyio.Event()
+    store.held = hold = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(branch.follow, news)
         await store.is_held.wait()
