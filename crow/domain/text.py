@@ -159,3 +159,15 @@ def _escape_unless_joined(found: re.Match[str]) -> str:
 def _is_joined(char: str) -> bool:
     """Return whether this character, next to a joiner, may be part of a word or an emoji."""
     return char > _LAST_LATIN and (char == _EMOJI_STYLE or not _HIDDEN.match(char))
+
+
+def in_format_of(saved: str, text: str) -> str:
+    """Return `text` with the byte order mark, the line endings and the final newline of `saved`. Not every editor keeps
+    these three when it reads a file."""
+    if saved.endswith("\n") and not text.endswith("\n"):
+        text += "\r\n" if "\r\n" in text else "\n"
+    if "\r\n" in saved and "\r\n" not in text:
+        text = text.replace("\n", "\r\n")
+    if saved.startswith("\ufeff") and not text.startswith("\ufeff"):
+        text = f"\ufeff{text}"
+    return text

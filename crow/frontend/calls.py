@@ -27,8 +27,7 @@ from crow.protocol.updates import (
 )
 
 REPLAY_RESULTS_BYTES = 4_600_000
-"""A replay sends about this many bytes of tool results at most. The more results there are, the less it sends of each,
-but never less than `REPLAY_RESULT_BYTES`."""
+"""A replay sends about this many bytes of tool results at most, unless each gets less than `REPLAY_RESULT_BYTES`."""
 
 REPLAY_RESULT_BYTES = 400
 """A replay sends at least this many bytes of each tool result that is longer, however long the history is."""
@@ -223,9 +222,8 @@ class Ended:
 class ShownCalls:
     """The calls of a session that one client has been shown and that have not ended.
 
-    The methods yield the updates that the client still needs. Before each one, they note that the client knows what
-    the update says, so the caller must send every update that it takes. While a log is read, each call is shown as one
-    update with its result.
+    The methods yield the updates that the client still needs, and note that the client has them: the caller must send
+    each one. While a log is read, each call is shown as one update with its result.
     """
 
     def __init__(

@@ -27,8 +27,7 @@ from crow.protocol.updates import Update
 from crow.store import Store
 
 HISTORY = {"history": True}
-"""The mark in `_meta` of an update that a load sends to a client of version 2 of the protocol. `Translation` in
-`crow.frontend.v2` reads it."""
+"""The mark in `_meta` of the updates of a load, for `Translation` in `crow.frontend.v2`."""
 
 _MAX_DEPTH = 16
 """A load shows subagents of subagents down to this depth. Sessions in an imported file may be their own ancestors."""

@@ -55,8 +55,7 @@ class Cursor:
     text: int = 0
     """How many characters were sent of the text of `message`."""
     calls: Mapping[CallRef, int] = field(default_factory=dict)
-    """The calls that have not ended, each with the number of characters of its output that the client has got for
-    its terminal; 0 if it has none."""
+    """The calls that have not ended, each with the length of the output that the client's terminal has shown."""
 
     def __str__(self) -> str:
         message = f";m{self.message}:{self.thought}:{self.text}" if self.message else ""

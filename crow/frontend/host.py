@@ -307,20 +307,17 @@ class SessionHost:
         """Import the packages that prompts need, and ask the endpoint which models it has. Only log an error, such as
         too little memory: the first prompt will tell the user."""
         try:
-            await self._warm()
+            await self.dependencies.import_rest()
+            self.is_warm = True
+            for hosted in self.open.values():
+                hosted.session.runner.warm()
+            # A running turn imports the packages for tool calls itself, while the model answers.
+            if not any(hosted.session.busy for hosted in self.open.values()):
+                await self.dependencies.import_for_calls()
+            await self.check_first_session()
+            await self.list_models()
         except Exception:
             logger.exception("The first prompt could not be prepared")
-
-    async def _warm(self) -> None:
-        await self.dependencies.import_rest()
-        self.is_warm = True
-        for hosted in self.open.values():
-            hosted.session.runner.warm()
-        # A running turn imports the packages for tool calls itself, while the model answers.
-        if not any(hosted.session.busy for hosted in self.open.values()):
-            await self.dependencies.import_for_calls()
-        await self.check_first_session()
-        await self.list_models()
 
     def reload_settings(self) -> None:
         """Reload the user's settings. If they have changed, sessions that are opened from now on use the new settings,

@@ -59,8 +59,7 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
 
 
 async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the model's earlier answers that made the calls whose results are in `missed`. Answers that are in
-    `missed` themselves are left out."""
+    """Return the answers before `missed` that made the calls whose results are in `missed`."""
     known = {entry.id for entry in missed}
     calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
     wanted = sorted({call.assistant for call in calls} - known)

@@ -101,8 +101,7 @@ class SessionOpener:
         return self._start(_Start(tail=tail, request=replace(request, is_watcher=False), contents=contents))
 
     def _with_programs(self, request: OpenRequest) -> OpenRequest:
-        """Return the request with the client's name and crow's version added to its `config`. The session's row stores
-        them, and the SQL view `session_list` shows them."""
+        """Return the request with the client's name and crow's version in its `config`, for the view `session_list`."""
         programs = {"client": self._sessions.caps.client or None, "crow": __version__}
         return replace(request, config={**request.config, **programs})
 

@@ -71,8 +71,7 @@ class Translation:
         self._place: Mapping[str, Any] = {}
         """The cursor of the newest update, as `_meta`."""
         self._insertions: dict[str, asyncio.Future[str]] = {}
-        """The futures for the message ids of prompts that are not part of the conversation yet. The keys are the ids
-        that the prompts have meanwhile."""
+        """Maps the temporary ids of prompts that are not in the conversation yet to futures for their final ids."""
         self._names: dict[str, str] = {}
         """Tool names, by the ids of the calls that have not ended."""
         self._running_calls: set[str] = set()
@@ -164,8 +163,7 @@ class Translation:
             self._state = _state_after(end)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
-        """Note how the last turn of the session ended, unless this is already known. `state` is the state after that
-        turn, as version 1 tells it."""
+        """Note how the last turn ended, unless this is known. `state` is the turn state in the form of version 1."""
         if self._state is _IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = _IDLE | {"stopReason": stop}
 

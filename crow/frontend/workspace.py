@@ -14,11 +14,13 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from crow.domain.text import in_format_of
 from crow.protocol import SendRequest
 from crow.protocol.errors import refusal_text
 from crow.protocol.frames import METHOD_NOT_FOUND, RequestError
 from crow.protocol.sizes import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
+from crow.tools.disk import make_directories
 from crow.tools.layers import Layer
 from crow.tools.network import CommandNetwork
 
@@ -32,18 +34,14 @@ _REAP_S = 3.0
 _ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
 _SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
-_BOM = "\ufeff"
 _REFUSAL = re.compile(
     r"\b(denied|refus\w*|reject\w*|declin\w*|forbidden|not allowed|not permitted|outside allowed)\b", re.I
 )
 
 
 class EditorRequests:
-    """Sends the requests of one session to the editor.
-
-    `answer_s` is the time limit for a response, in seconds. While the editor has not responded to a write request, crow
-    checks the file on disk every `silence_s` seconds.
-    """
+    """Sends the requests of one session to the editor. `answer_s` is the time limit for a response, in seconds. For
+    `silence_s`, see `_SILENCE_S`."""
 
     def __init__(
         self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = _SILENCE_S
@@ -94,7 +92,7 @@ class ClientEditor:
         saved = await self.disk.read_text(path)
         buffer = await self._buffer(path)
         # Some editors return an empty text for a file that they could not read.
-        return saved if buffer is None or (not buffer and saved) else _in_format_of(saved, buffer)
+        return saved if buffer is None or (not buffer and saved) else in_format_of(saved, buffer)
 
     async def write_text(self, path: Path, text: str) -> str:
         """See :class:`crow.tools.Workspace`.
@@ -106,7 +104,7 @@ class ClientEditor:
         if not self._writes or json_bytes(text) > PART_BYTES:
             return await self.disk.write_text(path, text)
         before = await self.disk.stat(path)
-        created = await anyio.to_thread.run_sync(_make_directories, path.parent)
+        created = await anyio.to_thread.run_sync(make_directories, path.parent)
         try:
             await self._send_text(path, text)
         except BaseException as error:
@@ -167,7 +165,7 @@ class ClientEditor:
             return text
         buffer = await self._buffer(path)
         if buffer and buffer != saved:
-            return _in_format_of(text, buffer)
+            return in_format_of(text, buffer)
         if saved is not None and await self.disk.stat(path) != before:
             return saved
         return await self.disk.write_text(path, text)
@@ -308,10 +306,8 @@ class SharedWorkspace:
     ) -> tuple[int | None, str]:
         """See :class:`crow.tools.Workspace`. If a command was allowed in the editor's terminal but cannot run there,
         `disk` does not run the command instead."""
-        if (
-            terminals := self._terminals
-        ) is not None and layer is None:  # a terminal of the editor cannot run commands in a layer
-            return await terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
+        if self._terminals is not None and layer is None:  # a terminal of the editor cannot run commands in a layer
+            return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
         return await self.disk.run(
             command,
             access=access,
@@ -335,26 +331,6 @@ class SharedWorkspace:
         for terminals in all_terminals:
             await terminals.reap()
         await self.disk.reap()
-
-
-def _in_format_of(saved: str, buffer: str) -> str:
-    """Return `buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps
-    these three."""
-    if saved.endswith("\n") and not buffer.endswith("\n"):
-        buffer += "\r\n" if "\r\n" in buffer else "\n"
-    if "\r\n" in saved and "\r\n" not in buffer:
-        buffer = buffer.replace("\n", "\r\n")
-    if saved.startswith(_BOM) and not buffer.startswith(_BOM):
-        buffer = _BOM + buffer
-    return buffer
-
-
-def _make_directories(directory: Path) -> list[Path]:
-    """Create `directory` and its missing parents. Return the new directories, outermost first."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()][::-1]
-    for path in missing:
-        path.mkdir(exist_ok=True)
-    return missing
 
 
 class EditorTerminals:

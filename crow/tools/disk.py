@@ -193,6 +193,14 @@ def _make_folder(path: Path) -> None:
             os.mkdir(each if folder is None else each.name, dir_fd=folder)
 
 
+def make_directories(directory: Path) -> list[Path]:
+    """Create `directory` and its missing parents. Return the new directories, outermost first."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()][::-1]
+    for path in missing:
+        path.mkdir(exist_ok=True)
+    return missing
+
+
 def remove_file(path: Path) -> None:
     """Remove a file. :raises OSError: the file cannot be removed, or a link has been put into its path."""
     with open_folder(path.parent) as folder:
