@@ -54,7 +54,7 @@ class Unsteady(MemoryStore):
         super().__init__()
         self.refused: Sequence[str] = ()
         self.refused_after_append: Sequence[str] = ()
-        self.held: anyio.Event | None = None
+        self.gate: anyio.Event | None = None
         """The next read of a row takes until this is set."""
         self.is_held = anyio.Event()
 
@@ -73,10 +73,10 @@ class Unsteady(MemoryStore):
     async def session(self, session_id: str) -> SessionRow:
         self._check("session")
         row = await super().session(session_id)
-        hold, self.held = self.held, None
-        if hold is not None:
+        gate, self.gate = self.gate, None
+        if gate is not None:
             self.is_held.set()
-            await hold.wait()
+            await gate.wait()
         return row
 
     async def tail(self, session_id: str) -> Tail:
@@ -196,14 +196,14 @@ async def test_a_turn_whose_end_has_to_wait_too_long_fails_until_the_end_is_stor
     store, client = Unsteady(), NoteTaker()
     branch = Branch(store, client, store.create("s1"))
     await branch.claim("m", parts=USER)
-    store.held = hold = anyio.Event()
+    store.gate = gate = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(branch.refresh_cost)
         await store.is_held.wait()
         with pytest.raises(StoreUnavailable, match="Session s1: the end of the turn could not be stored"):
             await branch.end_turn(TurnEnd(stop="end_turn"))
         assert not branch.is_settled
-        hold.set()
+        gate.set()
     await branch.settle()
     assert (len(client.stored(TurnEnd)), branch.is_settled) == (1, True)
 
@@ -214,11 +214,11 @@ async def test_metadata_that_is_set_while_the_branch_reads_its_row_stays_set() -
     branch.be_followed()
     renamed = await store.update_session("s1", SessionChanges(title="Set elsewhere"))
     news = News(row=renamed, entries=(), draft=None, is_elsewhere=False, is_orphaned=False, cancelled_turn=None)
-    store.held = hold = anyio.Event()
+    store.gate = gate = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(branch.follow, news)
         await store.is_held.wait()
         tasks.start_soon(branch.merge_metadata, {"color": "red"})
         await anyio.wait_all_tasks_blocked()
-        hold.set()
+        gate.set()
     assert (branch.row.title, branch.row.metadata) == ("Set elsewhere", {"color": "red"})
