@@ -199,7 +199,7 @@ class View:
         return self._shown
 
     def end_reading(self, *, is_running: bool) -> list[Shown]:
-        """Return updates for calls without a result in the log: they go on if a turn is running, else they have ended."""
+        """Return updates for calls without a result in the log: they go on if a turn is running, or have ended."""
         self._shown, self.is_reading, self._limits = [], False, ViewLimits()
         self.calls.end_reading()
         self._emit_each(self.calls.show() if is_running else self.calls.end_all())
