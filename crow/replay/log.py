@@ -281,6 +281,8 @@ class LoggedStore:
             case Checkpoint(), TurnEnd(stop="cancelled" | "interrupted"):
                 # The turn may have been cancelled during this compaction, which stores nothing until it is complete.
                 self.has_parked, is_same = True, False
+            case Checkpoint() | Mask(), Assistant(sent=None):
+                self.diverge("")  # a kill left no record of the limits with which crow decided not to compact
             case TurnEnd(stop=now), TurnEnd(stop=stop):
                 is_same = now == stop or stop in _STOPPED
             case TurnEnd(), None:

@@ -436,6 +436,37 @@ async def test_a_hostile_record_does_not_stop_the_replay(tmp_path: Path, limits:
     assert [each.outcome for each in await replayed(tmp_path)] == ["different"] * 2
 
 
+async def test_a_compaction_in_place_of_an_answer_that_a_kill_broke_off_is_no_difference(tmp_path: Path) -> None:
+    """Its entry has no record, so nobody knows which window counted."""
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    await store.create_session(new_session("s1"))
+    limits = {"window": 18_000, "calibration": 1.0}
+    sent = SentRequest(digest="0" * 32, size=9, endpoint=INFO.endpoint, limits=limits)
+    prompt = Prompt(system="s", tools=(), cwd="/repo", model="m1", recorded_here=True)
+    for number in range(3):
+        await begin(store, "s1", f"{number} " + "q w " * 2_200)
+        said = Assistant(text="w " * 4_500, message_id=f"a{number}", sent=sent)
+        await add(
+            store,
+            "s1",
+            *([prompt] if number == 0 else []),
+            said,
+            TurnEnd(stop="end_turn"),
+            turn=number + 1,
+            release=True,
+        )
+    await begin(store, "s1", "Look.")
+    calls = (ToolCall(id="c0", name="read_file", arguments="{}"),)
+    (answer,) = await add(store, "s1", Assistant(text="", message_id="a3", calls=calls, sent=sent), turn=4)
+    half = Assistant(text="It is", message_id="a4", finish="interrupted")
+    rest = (result(answer.id, "t " * 6_000), half, TurnEnd(stop="interrupted"))
+    await add(store, "s1", *rest, turn=4, release=True)
+    await store.close()
+    *before, last = await replayed(tmp_path)
+    assert [each.words.startswith("today") for each in before] == [False] * 4
+    assert (last.outcome, "crow was stopped" in last.words) == ("unproven", True)
+
+
 async def test_a_replay_writes_and_runs_nothing(tmp_path: Path) -> None:
     """Whatever the calls in the log are: their results come from the log."""
     victim = tmp_path / "victim.txt"
