@@ -332,7 +332,7 @@ def test_the_directory_of_a_server_goes_even_if_the_server_made_parts_of_it_read
             directory = server._private
             assert directory is not None
             with anyio.fail_after(60):
-                while not (directory / "temporary/work/done").exists():  # noqa: ASYNC110 - made by another process
+                while not (directory / "temporary" / "work" / "done").exists():  # noqa: ASYNC110 - made by another process
                     await anyio.sleep(0.005)
         return directory.exists()
 

@@ -112,8 +112,8 @@ def test_registries_are_found_by_the_files_of_a_project(tmp_path: Path) -> None:
 
 
 def test_a_password_in_the_url_of_a_registry_is_not_a_host(tmp_path: Path) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://bob:secret@pypi.corp.example:8443/simple\n")
-    assert find_registries([tmp_path]).named == ("pypi.corp.example:8443",)
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://bob:secret@wheels.corp.example:8443/simple\n")
+    assert find_registries([tmp_path]).named == ("wheels.corp.example:8443",)
 
 
 def test_files_of_a_project_can_name_only_a_few_registries(tmp_path: Path) -> None:
