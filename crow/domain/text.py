@@ -44,6 +44,12 @@ def quote(text: str, chars: int = 60) -> str:
     return f"“{shorten(first_line(text), chars)}”"
 
 
+def is_number(text: str) -> bool:
+    """Return whether `text` is a whole number in ASCII digits that fits into 64 bits. Python raises an error for
+    thousands of digits, and SQLite for more than 64 bits."""
+    return text.isdecimal() and text.isascii() and len(text) <= 18
+
+
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: `1 entry`, `2 entries`, `10,000 sessions`."""
     if number == 1:

@@ -79,6 +79,7 @@ _ENDPOINT_OPTIONS = ("api_key", "api_key_env", "headers")
 _MODEL_OPTIONS = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 """The keys of `[model]` that belong to its `name`."""
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
+_ANY_NAME = re.compile("")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
 _SCHEME = re.compile(r"[A-Za-z0-9-]+\s+(\S+)")
 _SHORTEST_SECRET = 8
@@ -183,7 +184,7 @@ class Loaded:
             found["share.command"] = (command[0], *map(SecretStr, command[1:]))
         for key, value in found.items():
             if isinstance(value, Mapping) and key.endswith((".headers", ".extra_body")):
-                found[key] = _masked(value, re.compile("") if key.endswith(".headers") else _SECRET_VARIABLE)
+                found[key] = _masked(value, _ANY_NAME if key.endswith(".headers") else _SECRET_VARIABLE)
         return {key: found[key] for key in self.sources}
 
 

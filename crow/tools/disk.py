@@ -12,7 +12,7 @@ import secrets
 import stat as modes
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from unicodedata import normalize
 
@@ -169,7 +169,7 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
     :raises OSError: the file could not be replaced; it is unchanged.
     """
-    _make_folder(path.parent)
+    make_directories(path.parent)
     with open_folder(path.parent) as folder:
         temporary, target = f".{path.name[:60]}.{secrets.token_hex(4)}.tmp", path.name
         if folder is None:
@@ -185,20 +185,16 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
             raise
 
 
-def _make_folder(path: Path) -> None:
-    """Create a directory and its missing parents. :raises OSError: see `open_resolved`."""
-    missing = [] if os.path.isdir(path) else [each for each in (path, *path.parents) if not os.path.isdir(each)]
-    for each in reversed(missing):
-        with open_folder(each.parent) as folder, suppress(FileExistsError):
-            os.mkdir(each if folder is None else each.name, dir_fd=folder)
-
-
 def make_directories(directory: Path) -> list[Path]:
-    """Create `directory` and its missing parents. Return the new directories, outermost first."""
-    missing = [path for path in (directory, *directory.parents) if not path.exists()][::-1]
-    for path in missing:
-        path.mkdir(exist_ok=True)
-    return missing
+    """Create `directory` and its missing parents. Return the new directories, outermost first. :raises OSError: see
+    `open_resolved`."""
+    missing = list(takewhile(lambda path: not os.path.isdir(path), (directory, *directory.parents)))
+    made = []
+    for path in reversed(missing):
+        with open_folder(path.parent) as folder, suppress(FileExistsError):
+            os.mkdir(path if folder is None else path.name, dir_fd=folder)
+            made.append(path)
+    return made
 
 
 def remove_file(path: Path) -> None:

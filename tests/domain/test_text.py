@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.domain.text import base32, describe, first_line, plural, quote, shorten, shorten_end, shorten_middle
+from crow.domain.text import (
+    base32,
+    describe,
+    first_line,
+    is_number,
+    plural,
+    quote,
+    shorten,
+    shorten_end,
+    shorten_middle,
+)
 
 TEXTS = st.text(max_size=60)
 LIMITS = st.integers(min_value=1, max_value=70)
@@ -88,3 +98,15 @@ def test_a_value_that_is_nested_too_deeply_is_described_all_the_same() -> None:
     for _ in range(100_000):
         value = [value]
     assert describe(value) == "nested too deeply to show"
+
+
+def test_a_number_has_ascii_digits_that_fit_into_64_bits() -> None:
+    assert [
+        text
+        for text in ("0", "017", "9" * 18, "9" * 19, "9" * 5000, "", "-1", "1.0", " 1", "³", "٣")
+        if is_number(text)
+    ] == [
+        "0",
+        "017",
+        "9" * 18,
+    ]

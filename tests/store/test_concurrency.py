@@ -353,8 +353,9 @@ async def killed_after(lines: int, target: str, open_store: Callable[[], Awaitab
     process = child(KILLED, target)
     assert process.stdout is not None
     told = [json.loads(process.stdout.readline()) for _ in range(lines)]
-    process.send_signal(signal.SIGKILL)
-    told += [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines() if line.endswith("}")]
+    with process:
+        process.send_signal(signal.SIGKILL)
+        told += [json.loads(line) for line in process.stdout if line.endswith("}\n")]
 
     store = await open_store()
     tail = await store.open_session("s1")

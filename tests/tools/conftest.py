@@ -161,3 +161,15 @@ def open_box(root: Path, tmp_path: Path) -> OpenBox:
                 await workspace.reap()
 
     return opened
+
+
+def nest(directory: Path) -> None:
+    """Make directories in each other, many more than functions can call each other in Python, and their path longer
+    than a path may be."""
+    folder = os.open(directory, os.O_RDONLY)
+    for _ in range(2_100):
+        os.mkdir("d", dir_fd=folder)
+        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = below
+    os.close(folder)

@@ -30,10 +30,11 @@ from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
 from crow.tools.sandbox.confiner import Choice, KernelConfiner, Sandboxes, choose_sandbox
 from crow.tools.sandbox.policy import MAX_READ_ONLY, SandboxOptions
+from crow.tools.trees import remove_tree
 from crow.tools.workspace import DiskWorkspace
 from tests.support.failing_calls import fail
 from tests.tools.confined import USERS, Place, as_user, available, forked, run
-from tests.tools.conftest import FixedPlan, RecordingLog, call, skip_time
+from tests.tools.conftest import FixedPlan, RecordingLog, call, nest, skip_time
 
 GIT = "git -c user.name=A -c user.email=a@b.c -c init.defaultBranch=main"
 users = pytest.mark.parametrize("user", USERS)
@@ -776,9 +777,11 @@ def test_private_directories_are_removed_at_the_end_and_after_a_crash(
     assert first.root.exists()  # it is still used
     os.close(second.lock)  # its process has died
     (second.root / "temporary" / "locked").mkdir(mode=0o000)
+    nest(second.root / "temporary")
     third = confiner.Private.create(None, [tmp_path])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.root.name, third.root.name])
     first.remove()
+    nest(third.root / "temporary")
     third.remove()
     assert list(tmp_path.iterdir()) == []
 
@@ -809,7 +812,7 @@ def test_a_tree_is_removed_even_if_its_owner_cannot_read_it(user: str) -> None:
         (deepest / "dirty").touch()
         for path in (deepest / "dirty", deepest, deepest.parent, deepest.parent.parent):
             path.chmod(0)
-        confiner._remove_tree(top)
+        remove_tree(top)
         return top.exists()
 
     assert as_user(user, scenario) is False

@@ -26,7 +26,7 @@ from crow.domain.entries import LABEL_CHARS, Entry, NewEntry, Note, Remark, Remi
 from crow.domain.errors import ArgumentError
 from crow.domain.events import SessionListChanged, TitleChanged
 from crow.domain.messages import Text
-from crow.domain.text import plural, quote, safe
+from crow.domain.text import is_number, plural, quote, safe
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
 _MOVES = ("undo", "rewind", "retry", "new", "clear")
@@ -236,12 +236,12 @@ async def find_place(context: CommandContext, name: str) -> Place:
     """
     row = context.branch.row
     if name.startswith("#"):
-        entry = await context.store.entry(int(name[1:])) if _is_number(name[1:]) else None
+        entry = await context.store.entry(int(name[1:])) if is_number(name[1:]) else None
         if entry is None or entry.conversation != row.conversation:
             raise ArgumentError(f"There is no entry {name} in this conversation. `/tree` and `/history` list entries.")
         return Place(entry=entry.id, words=f"at entry {name}")
     outline = await context.store.outline(row.id)
-    if _is_number(name):
+    if is_number(name):
         prompts = outline.prompts
         if not 1 <= int(name) <= len(prompts):
             raise ArgumentError(f"There is no prompt {name}; this branch has {len(prompts)}. `/history` lists them.")
@@ -251,11 +251,6 @@ async def find_place(context: CommandContext, name: str) -> Place:
     if found is None:
         raise ArgumentError(f"There is no label {quote(name)}. `/label {name}` adds it here; `/tree` shows all labels.")
     return Place(entry=found.entry, words=f"at the label {quote(name)}")
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text is a number of at most 18 digits. Python raises an error for thousands of digits."""
-    return text.isdecimal() and text.isascii() and len(text) <= 18
 
 
 def _label_list(labels: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_w
 from crow.domain.errors import ArgumentError
 from crow.domain.events import SessionChange, SessionListChanged, TitleChanged
 from crow.domain.rendering import code
-from crow.domain.text import plural, quote, safe
+from crow.domain.text import is_number, plural, quote, safe
 from crow.export.links import DEFAULT_AGE, PageLink
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
@@ -208,7 +208,7 @@ async def _forget_rules(context: CommandContext, rules: Sequence[PermissionRule]
     if number == "all" and rules:
         await _store_rules(context, ())
         return f"Removed: {plural(len(rules), 'rule')} of this session."
-    if not number.isdecimal() or len(number) > 18 or not 1 <= int(number) <= len(rules):
+    if not is_number(number) or not 1 <= int(number) <= len(rules):
         expected = f"expected a number from 1 to {len(rules)}, or all" if rules else "it has no rules"
         raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
     rule = rules[int(number) - 1]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from crow.tools.layers.states import State, has_xattr, is_whiteout, meta_of, xattrs_of
+from crow.tools.trees import remove_tree
 
 if sys.platform != "win32":
     import fcntl
@@ -237,28 +238,12 @@ def ownerless(directory: Path) -> Iterator[bool]:
 
 
 def discard(path: Path) -> None:
-    """Remove a tree, however deeply it is nested, even parts that their owner cannot read. Links are not followed."""
+    """Remove a file or a directory with everything in it, see `remove_tree`. :raises OSError: something is left."""
     if not path.is_dir() or path.is_symlink():
         with suppress(FileNotFoundError):
             path.unlink()
         return
-    heap = path.with_name(f"gone-{secrets.token_hex(8)}")
-    heap.mkdir(mode=0o700)
-    path.chmod(0o700)
-    path.rename(heap / "0")
-    count = 1
-    waiting = [heap / "0"]
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(folder) as found:
-            entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
-        for name, is_directory in entries:
-            if is_directory:  # moved up, so that no path becomes too long
-                os.chmod(name, 0o700)
-                os.rename(name, heap / str(count))
-                waiting.append(heap / str(count))
-                count += 1
-            else:
-                os.unlink(name)
-        folder.rmdir()
-    heap.rmdir()
+    gone = path.with_name(f"gone-{secrets.token_hex(8)}")
+    os.utime(path)  # so that other processes see that it is being removed now, see `is_unfinished`
+    path.rename(gone)
+    remove_tree(gone)

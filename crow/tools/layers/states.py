@@ -28,6 +28,9 @@ MAX_DEPTH = 200
 MAX_ENTRIES = 1_000_000
 OWN_XATTRS = "user.overlay."
 """The kernel keeps its own notes about an overlay in extended attributes with this prefix."""
+_LABELS = tuple(f"security.{name}" for name in ("selinux", "SMACK64", "apparmor", "ima", "evm"))
+"""Prefixes of the attributes that the kernel sets itself, some of them depending on the directory of a file. Others of
+`security.`, such as the capabilities of a program, are a user's."""
 OPEN_DIRECTORY = sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 _COPY_BYTES = 1 << 24
 _FICLONE = 0x40049409
@@ -274,12 +277,12 @@ def proc_path(directory: int, name: str = "") -> str:
 
 
 def xattrs_of(handle: int | str) -> tuple[tuple[str, str], ...]:
-    """Return the extended attributes of a file that the user can set, so without labels of SELinux, which depend on the
-    directory. `handle` may be a path, whose last link is not followed."""
+    """Return the names and values (hex) of a file's extended attributes, without those of `_LABELS`. `handle` may
+    be a path, whose last link is not followed."""
     with suppress(OSError):
         follow = isinstance(handle, int)
         names = os.listxattr(handle) if follow else os.listxattr(handle, follow_symlinks=False)
-        wanted = sorted(name for name in names if not name.startswith((OWN_XATTRS, "security.")))
+        wanted = sorted(name for name in names if not name.startswith((OWN_XATTRS, *_LABELS)))
         if isinstance(handle, int):
             return tuple((name, os.getxattr(handle, name).hex()) for name in wanted)
         return tuple((name, os.getxattr(handle, name, follow_symlinks=False).hex()) for name in wanted)

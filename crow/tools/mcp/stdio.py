@@ -28,9 +28,9 @@ from pydantic import ValidationError
 from crow.domain.errors import ToolServerError
 from crow.programs import trusted_path
 from crow.tools import Workspace
-from crow.tools.layers.place import discard
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 from crow.tools.servers import THE_WORKSPACE, StdioServer
+from crow.tools.trees import remove_tree
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class ServerProcess:
     async def _remove_directory(self) -> None:
         if self._private is not None:
             with anyio.CancelScope(shield=True), suppress(OSError):
-                await anyio.to_thread.run_sync(discard, self._private)  # also what the server made read-only
+                await anyio.to_thread.run_sync(remove_tree, self._private)  # also what the server made read-only
 
     async def _end(self, process: Process) -> None:
         process.close_input()

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import re
-import shutil
 import socket
 import stat
 import sys
@@ -47,6 +46,7 @@ from crow.tools.sandbox.policy import (
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
 from crow.tools.sandbox.seccomp import missing_architecture
+from crow.tools.trees import remove_tree
 
 if sys.platform != "win32":
     import fcntl
@@ -526,7 +526,8 @@ class Private:
         try:
             directories, kept = cls._make_directories(root, caches, roots)
         except BaseException:  # the next command tries again
-            _remove_tree(root)
+            with suppress(OSError):
+                remove_tree(root)
             os.close(lock)
             raise
         return cls(root=root, directories=directories, kept=kept, lock=lock)
@@ -560,7 +561,8 @@ class Private:
 
     def remove(self) -> None:
         """Remove the session's directory. Caches and kept files stay."""
-        _remove_tree(self.root)
+        with suppress(OSError):
+            remove_tree(self.root)
         os.close(self.lock)
 
 
@@ -574,7 +576,7 @@ def _remove_stale(temporary: Path) -> None:
             try:
                 if sys.platform != "win32":
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_tree(path)
+                remove_tree(path)
             finally:
                 os.close(lock)
 
@@ -605,38 +607,17 @@ def _remove_unused(caches: Path, used: str) -> None:
         places = list(caches.iterdir())
         _make_private((caches, *places))
         for path in places:
-            if path.name != used and path.stat().st_mtime < time.time() - _KEPT_S:
-                _remove_tree(path)
+            with suppress(OSError):
+                if path.name != used and path.stat().st_mtime < time.time() - _KEPT_S:
+                    remove_tree(path)
 
 
 def _remove_later(path: Path) -> None:
     """Remove a directory in a daemon thread. Crow exits without waiting for this thread. If the thread has not removed
     everything by then, the next session removes the rest."""
-    threading.Thread(target=_remove_tree, args=(path,), daemon=True).start()
 
-
-def _remove_tree(path: Path) -> None:
-    """Remove as much of a directory as possible, even parts that the owner cannot read. The kernel makes such parts for
-    each overlay, several levels deep."""
-
-    def retry(_function: object, name: str, _error: object) -> None:
+    def remove() -> None:
         with suppress(OSError):
-            was_parent_closed, was_closed = _open_up(os.path.dirname(name)), _open_up(name)
-            if not was_parent_closed and not was_closed:
-                return
-            if os.path.isdir(name) and not os.path.islink(name):
-                shutil.rmtree(name, onerror=retry)
-            else:
-                os.unlink(name)
+            remove_tree(path)
 
-    shutil.rmtree(path, onerror=retry)
-
-
-def _open_up(folder: str) -> bool:
-    """Give the owner all rights in a directory. Return whether the owner did not have them."""
-    if os.path.islink(folder) or not os.path.isdir(folder):
-        return False
-    mode = stat.S_IMODE(os.lstat(folder).st_mode)
-    if mode & 0o700 != 0o700:
-        os.chmod(folder, mode | 0o700)
-    return mode & 0o700 != 0o700
+    threading.Thread(target=remove, daemon=True).start()

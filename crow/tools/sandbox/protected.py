@@ -20,8 +20,10 @@ from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
 from crow.tools.disk import open_folder, replace_file
 from crow.tools.git import GitFiles
 from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, kind_of, opened, quick_fold
+from crow.tools.trees import remove_tree
 
 _ROUNDS = 6
+_MAX_DEPTH = 100
 _MAX_SEARCHED = 100_000
 _CHECK_SHARE = 20
 """A check takes at most one part in so many of the time while a command runs."""
@@ -240,6 +242,8 @@ class _Undo:
             self._given_up.add(path)
             self._say(path, "the command changed {}; it is too large to be put back, so check it yourself")
             return
+        if before.kind == now.kind == "file":
+            _set_mode(path, before)  # the command may have made it unreadable
         written = self._keep(path, stays=before.kind == now.kind == "file")
         self._restore(path, before, now)
         self._say(path, f"the command changed {{}}; the former content was put back; the new one is in {written}")
@@ -362,21 +366,22 @@ def _move(path: str, target: str) -> None:
                 raise
             _copy(path, target)
             if modes.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
-                shutil.rmtree(name, dir_fd=folder)
+                remove_tree(name, dir_fd=folder)
             else:
                 os.unlink(name, dir_fd=folder)
 
 
-def _copy(path: str, target: str) -> None:
-    """Copy a file, link or folder to a new path. Pipes, sockets and devices are left out."""
+def _copy(path: str, target: str, depth: int = 0) -> None:
+    """Copy a file, link or folder to a new path. Pipes, sockets and devices are left out, and what is nested more than
+    `_MAX_DEPTH` folders deep."""
     found = os.lstat(path)
     match kind_of(found.st_mode):
         case "link":
             os.symlink(os.readlink(path), target)
         case "directory":
             os.mkdir(target, 0o700)
-            for name in os.listdir(path):
-                _copy(os.path.join(path, name), os.path.join(target, name))
+            for name in os.listdir(path) if depth < _MAX_DEPTH else ():
+                _copy(os.path.join(path, name), os.path.join(target, name), depth + 1)
         case "file":
             flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             with open(os.open(path, flags), "rb") as source, open(target, "xb") as file:

@@ -277,13 +277,17 @@ class Scan:
 
     def _add_repositories(self, path: str) -> None:
         """Add the repositories in a folder. Those of submodules may be several folders deep."""
-        state = self._add_one(path) if len(self.states) < _MAX_ENTRIES else None
-        if state is not None and state.kind == "directory":
+        stack = [path]
+        while stack:
+            path = stack.pop()
+            state = self._add_one(path) if len(self.states) < _MAX_ENTRIES else None
+            if state is None or state.kind != "directory":
+                continue
             for entry in self._entries(path):
                 if os.path.lexists(os.path.join(entry.path, "HEAD")):
                     self._add_repository(entry.path)
                 else:
-                    self._add_repositories(entry.path)
+                    stack.append(entry.path)
 
     def _add_one(
         self,

@@ -18,6 +18,7 @@ from crow.tools.layers.merge import merge, prepare_merge
 from crow.tools.layers.place import discard
 from crow.tools.layers.view import View
 from tests.support.amounts import some
+from tests.tools.conftest import nest
 from tests.tools.layers.interleave import check_interleaving
 from tests.tools.layers.trees import in_layer, killed_after
 
@@ -236,13 +237,7 @@ def test_rights_that_the_session_gave_a_directory_are_no_change_of_the_subagent(
 
 def test_changes_that_are_nested_too_deeply_cannot_be_kept(place: Place, root: Path) -> None:
     child = open_child(place, TASK, [root])
-    deep = os.open(child.layer.overlays[0].upper, os.O_RDONLY)
-    for _ in range(1_200):
-        os.mkdir("d", dir_fd=deep)
-        below = os.open("d", os.O_RDONLY, dir_fd=deep)
-        os.close(deep)
-        deep = below
-    os.close(deep)
+    nest(child.layer.overlays[0].upper)
     assert merge(child).changes.problem == "directories are nested more than 200 deep"
     child.close()
     with pytest.raises(OSError, match="nested more than 200 deep"):

@@ -243,6 +243,18 @@ def test_attributes_of_the_workspaces_root_are_no_change_and_stay(name: str, wor
     assert os.getxattr(world.root, name) == b"value"
 
 
+def test_a_program_that_is_kept_has_the_capabilities_that_it_was_given(world: World) -> None:
+    capability, value = "security.capability", bytes.fromhex("0100000200040000000000000000000000000000")  # net_bind
+    try:
+        os.setxattr(world.root / "a", capability, value)
+    except OSError:
+        pytest.skip("this user may not set capabilities")
+    world.reopen()
+    in_layer(world.layer, world.root, "mv a b")
+    apply(prepare(world.place, world.layer, look(world.layer)))
+    assert os.getxattr(world.root / "b", capability) == value
+
+
 def test_rights_that_somebody_else_gave_a_directory_meanwhile_are_not_taken_back(world: World) -> None:
     in_layer(world.layer, world.root, "echo > new; echo > src/new")
     world.root.chmod(0o750)

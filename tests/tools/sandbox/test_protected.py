@@ -6,16 +6,23 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crow.domain.protected_names import ProtectedNames
 from crow.tools.sandbox import protected, scan
 from crow.tools.sandbox.protected import ProtectedFiles
+from crow.tools.trees import remove_tree
+from tests.tools.conftest import nest
+from tests.tools.layers.trees import as_nobody
 
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 posix_only = pytest.mark.skipif(os.name == "nt", reason="needs links and modes")
 GIT = {name: os.environ[name] for name in ("PATH",)} | {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -416,6 +423,55 @@ def test_a_file_that_keeps_changing_is_put_back_once_it_stops(root: Path, kept: 
         writer.join()
     files.put_back(snapshot)
     assert (root / "AGENTS.md").read_text() == "be kind\n"
+
+
+def test_folders_of_submodules_that_are_nested_very_deeply_do_not_keep_files_from_being_put_back(
+    root: Path, kept: Path
+) -> None:
+    (root / ".git" / "modules").mkdir()
+    nest(root / ".git" / "modules")
+    try:
+        after(root, kept, lambda: (root / "AGENTS.md").unlink())
+        assert (root / "AGENTS.md").read_text() == "be kind\n"
+    finally:
+        remove_tree(root / ".git" / "modules")  # pytest cannot
+
+
+@linux_only
+def test_nested_folders_are_moved_even_to_another_file_system(root: Path) -> None:
+    def change() -> None:
+        (root / ".idea").mkdir()
+        nest(root / ".idea")
+        (root / "AGENTS.md").write_text("be evil")
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as one, tempfile.TemporaryDirectory(dir="/tmp") as other:
+        kept = Path(other if root.stat().st_dev == os.stat(one).st_dev else one)
+        assert kept.stat().st_dev != root.stat().st_dev
+        said = after(root, kept, change)
+        assert said[0] == f"the command created .idea; it was moved to {kept}/.idea"
+        assert (kept / ".idea" / "d" / "d").is_dir()
+    assert not (root / ".idea").exists()
+    assert (root / "AGENTS.md").read_text() == "be kind\n"
+
+
+@linux_only
+def test_a_changed_file_that_nobody_may_read_is_put_back(tmp_path: Path) -> None:
+    def scenario(directory: Path) -> list[Any]:
+        file = directory / "project" / "AGENTS.md"
+        file.parent.mkdir()
+        file.write_text("be kind\n")
+        file.chmod(0o640)
+
+        def change() -> None:
+            file.write_text("be evil")
+            file.chmod(0)
+
+        said = after(file.parent, directory / "kept", change)
+        texts = [path.read_text() for path in (file, directory / "kept" / "AGENTS.md")]
+        return [len(said), *texts, file.stat().st_mode & 0o777]
+
+    found = as_nobody(scenario) if os.geteuid() == 0 else scenario(tmp_path)
+    assert found == [1, "be kind\n", "be evil", 0o640]
 
 
 def test_dependencies_are_not_watched(root: Path, kept: Path) -> None:
