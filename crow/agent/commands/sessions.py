@@ -17,6 +17,7 @@ from crow.agent.permissions.rules import (
     PermissionRule,
     current_rules,
     may_attach,
+    rule_from,
     rule_text,
     rules_in,
     scope_text,
@@ -194,30 +195,28 @@ async def _add_rule(context: CommandContext, rules: Sequence[PermissionRule], ru
         if not any(sign in rule.tool for sign in ("__", "*", "?")) and rule.tool != "skill":
             raise ArgumentError(f"There is no tool `{rule.tool}`; the tools are {', '.join(f'`{n}`' for n in names)}.")
         note = " No tool has such a name at present."
-    await _store_rules(context, (*rules, rule))
+    stored = rules_in(await context.branch.change_rules(lambda known: (*known, rule.as_json())))
     if rule.allow and rule.argument is None:
         note += (
             " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still need your permission."
         )
-    return (
-        f"From now on in this session: {_verb_and_text(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
-    )
+    return f"From now on in this session: {_verb_and_text(rule)}.{note} `/permissions forget {len(stored)}` removes it."
 
 
 async def _forget_rules(context: CommandContext, rules: Sequence[PermissionRule], number: str) -> str:
     if number == "all" and rules:
-        await _store_rules(context, ())
+        await _remove_rules(context, rules)
         return f"Removed: {plural(len(rules), 'rule')} of this session."
     if not is_number(number) or not 1 <= int(number) <= len(rules):
         expected = f"expected a number from 1 to {len(rules)}, or all" if rules else "it has no rules"
         raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
     rule = rules[int(number) - 1]
-    await _store_rules(context, [other for other in rules if other is not rule])
+    await _remove_rules(context, [rule])
     return f"Removed: {_verb_and_text(rule)}."
 
 
-async def _store_rules(context: CommandContext, rules: Sequence[PermissionRule]) -> None:
-    await context.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
+async def _remove_rules(context: CommandContext, rules: Sequence[PermissionRule]) -> None:
+    await context.branch.change_rules(lambda known: [value for value in known if rule_from(value) not in rules])
 
 
 def _describe_rule(rule: PermissionRule, cwd: str) -> str:

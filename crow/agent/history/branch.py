@@ -473,6 +473,19 @@ class Branch:
         async with self._lock:  # other methods that wait for the store replace the row, too
             self.row = await self._store.update_session(self.row.id, changes)
 
+    async def change_rules(
+        self, change: Callable[[Sequence[JsonObject]], Sequence[JsonObject]]
+    ) -> tuple[JsonObject, ...]:
+        """Replace the session's permission rules with what `change` makes of the stored ones, and return the new rules.
+        Changes that begin at the same moment are made one after the other, so none is lost."""
+        async with self._lock:
+            row = await self._store.session(self.row.id)
+            rules = tuple(change(row.permissions))
+            if rules != row.permissions:
+                row = await self._store.update_session(self.row.id, SessionChanges(permissions=rules))
+            self.row = replace(self.row, permissions=row.permissions)
+        return rules
+
     async def merge_metadata(self, patch: JsonObject) -> None:
         """Merge `patch` into the session's metadata. A member that is null in `patch` is removed.
 

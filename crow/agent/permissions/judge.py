@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import anyio
 import anyio.to_thread
 
 from crow.agent import Client, PermissionQuestion
@@ -42,17 +41,16 @@ from crow.agent.permissions.rules import (
     narrower_mode,
     outdated_rule,
     refusal_of_changes,
-    replaces,
     rule_for_changes,
     rule_for_writes,
     rule_words,
     rules_at,
     rules_for,
     url_rules,
+    with_answer,
 )
 from crow.domain.entries import CallRef, Diff
 from crow.domain.messages import ToolCall
-from crow.store import SessionChanges
 from crow.tools import Coverage, PlannedCall, Workspace
 from crow.tools.layers import Changes
 from crow.tools.layers.describe import summary_of
@@ -141,8 +139,6 @@ class Permissions:
         """A mode: no more is allowed than in this one. Empty if only the mode of the session counts."""
         self._session = session or self
         """The permissions of the session, which have the rules of the user's file. For a session, this object."""
-        self.storing: anyio.Lock = anyio.Lock(fast_acquire=True) if session is None else session.storing
-        """Held while rules are added to the session. Several subagents may get answers at the same time."""
         self.reviews: dict[str, _Review] = {} if session is None else session.reviews
         """For each running call, decides whether what its command has changed in a layer is kept."""
         self.hosts: dict[str, Callable[[Host, Use | None], Awaitable[HostVerdict]]] = (
@@ -346,21 +342,10 @@ class Permissions:
             rules = rules_for_hosts(registries.hosts, cwd)
         elif (has_rule and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
             rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
-        await self._store_rules(rules)
+        if rules:
+            await self._branch.change_rules(partial(with_answer, rules))
         if allows:
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         if plan.changed and plan.access == "execute" and answer.startswith("reject"):
             return Refuse(words=_CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))
-
-    async def _store_rules(self, rules: Sequence[PermissionRule]) -> None:
-        """Add rules to those of the session."""
-        async with self.storing:
-            known = self._branch.row.permissions
-            # A rule with a fingerprint replaces the answer about the tool as it was before.
-            known = tuple(
-                value for value in known if not any(rule.fingerprint and replaces(rule, value) for rule in rules)
-            )
-            new = [stored for rule in rules if (stored := rule.as_json()) not in known]
-            if new:
-                await self._branch.change(SessionChanges(permissions=(*known, *new)))

@@ -626,7 +626,14 @@ def rule_words(rule: PermissionRule) -> str:
     return f"{rule.tool} of {shown} {place}" if rule.is_pattern else f"{shown}{limit} {place}"
 
 
-def replaces(rule: PermissionRule, value: JsonObject) -> bool:
+def with_answer(rules: Sequence[PermissionRule], known: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
+    """Return the stored rules `known`, and after them the `rules` that come from an answer of the user. An answer about
+    an MCP tool replaces earlier answers about it, because the tool may have changed since."""
+    others = [value for value in known if not any(rule.fingerprint and _replaces(rule, value) for rule in rules)]
+    return (*others, *(stored for rule in rules if (stored := rule.as_json()) not in others))
+
+
+def _replaces(rule: PermissionRule, value: JsonObject) -> bool:
     """Return whether a stored rule is an earlier answer about the same MCP tool in the same directory."""
     other = rule_from(value)
     is_same = other is not None and (other.tool, other.argument) == (rule.tool, rule.argument)
