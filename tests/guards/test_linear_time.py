@@ -16,8 +16,10 @@ import anyio
 import pytest
 
 from crow.agent.instructions import included_names
-from crow.agent.permissions.command_line import MAX_CHARS, runs, simple_words
+from crow.agent.permissions.command_line import MAX_CHARS
+from crow.agent.permissions.command_patterns import runs
 from crow.agent.permissions.command_risks import find_risk
+from crow.agent.permissions.shell_text import simple_words
 from crow.agent.turns.stream import without_overlap
 from crow.domain.diff import diff_lines
 from crow.domain.errors import ArgumentError, ModelError

@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from crow.agent.permissions.command_line import ASSIGNMENT, RUNNERS, SHELLS, SUBCOMMANDS, WRAPPERS, Words, program_of
+from crow.agent.permissions.command_line import ASSIGNMENT
+from crow.agent.permissions.known_programs import RUNNERS, SHELLS, SUBCOMMANDS, WRAPPERS, program_of
+from crow.agent.permissions.shell_text import Words
 
 
 class _Risks(NamedTuple):

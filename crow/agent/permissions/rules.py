@@ -17,8 +17,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from crow.agent.permissions.command_line import Certainty, named_files, runs
-from crow.agent.permissions.command_patterns import allows_command, first_words, has_star, kind_of_command
+from crow.agent.permissions.command_line import named_files
+from crow.agent.permissions.command_patterns import (
+    Certainty,
+    allows_command,
+    first_words,
+    has_star,
+    kind_of_command,
+    runs,
+)
 from crow.agent.permissions.path_patterns import is_absolute, names_path, path_matcher
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
@@ -136,7 +143,7 @@ class PermissionRule:
         """Return whether this is a deny rule that covers the call.
 
         A command is covered if it runs the pattern's command; see
-        :func:`crow.agent.permissions.command_line.runs`. A file is covered if any of its names matches.
+        :func:`crow.agent.permissions.command_patterns.runs`. A file is covered if any of its names matches.
         """
         if self.allow or not fnmatchcase(name, self.tool):
             return "no"

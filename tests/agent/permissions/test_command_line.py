@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.permissions.command_line import MAX_CHARS, read_commands, runs, simple_words
+from crow.agent.permissions.command_line import MAX_CHARS, read_commands
+from crow.agent.permissions.command_patterns import runs
 from crow.agent.permissions.command_risks import find_risk
+from crow.agent.permissions.shell_text import simple_words
 from tests.support.amounts import examples
 
 YES = [
@@ -227,13 +229,14 @@ def test_a_line_that_is_too_long_to_read_is_unknown() -> None:
     "piece",
     [
         *("{", "`", "$(", "${", "'\"", "\\", "env ", "<<a\n", "$'", "((", "sh -c ", "eval ", "x{a,", "xargs sh -c "),
-        *("find -exec ", "timeout 1 sh ", "a=1 ", 'sh -c "', "eval '", "env -S 'x "),
+        *("find -exec ", "timeout 1 sh ", "a=1 ", 'sh -c "', "eval '", "env -S 'x ", "-Senv ", "env -Senv ", "x "),
     ],
 )
 def test_reading_a_line_is_bounded(piece: str) -> None:
-    found = read_commands(piece * (MAX_CHARS // len(piece)))
-    assert len(found.commands) <= 1_100
-    assert sum(map(len, found.commands)) < 400_000
+    for start in ("", "sh - "):
+        found = read_commands(start + piece * ((MAX_CHARS - len(start)) // len(piece)))
+        assert len(found.commands) <= 2_100
+        assert sum(map(len, found.commands)) < 400_000
 
 
 BASH = shutil.which("bash") or "/bin/bash"
