@@ -10,7 +10,7 @@ from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.agent.compaction.window import MIN_ROOM
 from crow.agent.sessions.conversation import Conversation
 from crow.agent.subagents.kinds import Speciality
-from crow.agent.subagents.subagents import ToolSubset
+from crow.agent.subagents.tool_subset import ToolSubset
 from crow.agent.turns.adapters import WaitableToolbox
 from crow.agent.turns.factory import TurnFactory, Worker
 from crow.domain.errors import CrowError
