@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ from crow.domain.errors import ArgumentError
 from crow.domain.text import on_one_line, safe
 from crow.protocol.frames import RequestError
 from crow.settings import Loaded
+from crow.terminal.asking import Questions
 from crow.terminal.connection import Connection, Params, connect, error_of
-from crow.terminal.dialog import Dialog
 from crow.terminal.display import Display, LastTurns
 from crow.terminal.early import EARLY_KEYS
 from crow.terminal.first import choose_model, importable_sessions
-from crow.terminal.form import fields_of
-from crow.terminal.help import HELP, OWN_COMMANDS, PLAIN_HELP
+from crow.terminal.help import HELP, PLAIN_HELP
 from crow.terminal.keyboard import (
     Choices,
     Interrupted,
@@ -41,9 +41,8 @@ from crow.terminal.keyboard import (
 )
 from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import mentioned_block, text_block
-from crow.terminal.question import keys_of, question_of
 from crow.terminal.remote import ChatTimes, RemoteConnection, connect_to
-from crow.terminal.render import look_of, plan_of, usage_of, wrapped
+from crow.terminal.render import look_of, wrapped
 from crow.terminal.screen import Screen, interrupts, shell_quoted, write
 from crow.terminal.sessions import (
     OpenedSession,
@@ -56,8 +55,9 @@ from crow.terminal.sessions import (
     open_session,
 )
 from crow.terminal.shell import UserCommands
+from crow.terminal.state import SessionState
 from crow.terminal.status import notification, status_line
-from crow.terminal.typed import ENTERS, TypedText
+from crow.terminal.typed import TypedText
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,14 @@ _STOPS = {
 
 
 _STOPPING = "Cancelling; press Ctrl-C again to leave"
+
+
+class _Phase(Enum):
+    """What the chat does: it reads a prompt, waits for a turn or for a command of the user, or stops one of these."""
+
+    IDLE = auto()
+    WORKING = auto()
+    STOPPING = auto()
 
 
 class _NoModel(Exception):
@@ -134,23 +142,31 @@ class _Chat:
         self._screen.below = self._below
         self._commands = UserCommands(self._write)
         self._choices = Choices(Path.cwd(), arguments={"mode": dict.fromkeys(MODES, "")})
-        self._keyboard: Keyboard = PlainKeyboard()
+        self._state = SessionState(self._choices)
+        self._typed = TypedText()
+        self._use_keyboard(PlainKeyboard())
         self._is_first = False
         self._link: Connection | None = None
         self._session = OpenedSession("", "", {}, is_new=True)
-        self._interrupts = 0
+        self._phase = _Phase.IDLE
         self._begun_at = 0.0
-        self._is_prompting = False
-        self._typed = TypedText()
+        """The monotonic time at which the phase `WORKING` began, in seconds."""
         self._writing = asyncio.Lock()
         self._replayed: dict[str, LastTurns] | None = None
         """While a session is opened: the last turns of each session that sends updates. The session that is being left
         may be one of these."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._plan: Any = None
-        self._has_prompted = self._has_said_where_files_are = self._runs_elsewhere = self._is_lost = False
-        self._mode = self._model = self._usage = self._unfinished = ""
-        self._tokens = 0
+        self._has_prompted = False
+        """Whether a prompt was sent to the open session."""
+        self._has_said_where_files_are = False
+        self._is_lost = False
+        """Whether the user was told that the server cannot be reached."""
+        self._unfinished = ""
+        """The end of the written text after its last line end, while no turn runs."""
+
+    def _use_keyboard(self, keyboard: Keyboard) -> None:
+        self._keyboard = keyboard
+        self._questions = Questions(self._look, self._display, keyboard, self._typed, self._write)
 
     async def run(self, cwd: str | None) -> int:
         """Chat until the user leaves. :raises NoModel: no model is available."""
@@ -211,9 +227,8 @@ class _Chat:
     def _open_keyboard(self) -> None:
         history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
         if self._look.has_styles:
-            self._keyboard = LineEditor(
-                self._choices, history, self._status, lambda: self._start(self._next_mode()), EARLY_KEYS.take()
-            )
+            keys = EARLY_KEYS.take()
+            self._use_keyboard(LineEditor(self._choices, history, self._status, self._change_mode, keys))
 
     async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
@@ -222,12 +237,10 @@ class _Chat:
             opened = await open_session(self._connection, options, cwd, is_replayed=True)
         finally:
             self._replayed = None
-        self._session, self._plan, self._has_prompted = opened, None, False
+        self._session, self._has_prompted = opened, False
         self._choices.cwd = None if self._server else Path(opened.cwd)
-        self._display.forget_calls()
-        self._take_options(opened.response.get("configOptions", ()))
-        self._take_turn_state(opened.response)
-        self._mode = options.mode or self._mode  # the response was sent before --mode was set
+        self._display.forget_session()
+        self._state.open(opened.response, options.mode)
         name = f" · session {options.session}" if options.session else ""
         place = f"{opened.cwd} at {self._server}" if self._server else opened.cwd
         await self._display.say(f"crow · {self._status()} · {place}{name}")
@@ -325,14 +338,14 @@ class _Chat:
     @contextmanager
     def _working(self, label: str = "") -> Iterator[None]:
         """During the block, show the spinner, and take what is typed for later."""
-        self._is_prompting, self._interrupts, self._screen.label = True, 0, label
+        self._phase, self._screen.label = _Phase.WORKING, label
         self._begun_at, self._screen.status = time.monotonic(), self._turn_status
         try:
             with self._screen.spinning(), self._keyboard.collect(self._typed, self._typed_changed):
                 self._screen.refresh()
                 yield
         finally:
-            self._is_prompting, self._screen.status = False, None
+            self._phase, self._screen.status = _Phase.IDLE, None
 
     async def _run_command(self, command: str) -> None:
         """Run a command of the user."""
@@ -377,11 +390,11 @@ class _Chat:
 
     def _typed_changed(self, steering: tuple[str, ...]) -> None:
         if self._typed.is_stop_asked:
-            if not self._interrupts:
+            if self._phase is _Phase.WORKING:
                 self._stop_turn()
             return
         if self._typed.is_mode_asked:
-            self._start(self._next_mode())
+            self._change_mode()
             return
         self._screen.refresh()
         if not self._look.has_styles:
@@ -391,7 +404,7 @@ class _Chat:
 
     def _below(self, columns: int) -> list[str]:
         """Return the lines below a running turn."""
-        is_shown = self._is_prompting and self._look.has_styles
+        is_shown = self._phase is not _Phase.IDLE and self._look.has_styles
         return [*self._display.running(columns), *self._typed.shown(columns)] if is_shown else []
 
     async def _say_queue(self, steering: tuple[str, ...]) -> None:
@@ -418,13 +431,6 @@ class _Chat:
                 return
             self._typed.queue.insert(0, text)
             self._screen.refresh()
-
-    async def _finish_typing(self) -> None:
-        """Make sure that no key that was meant for another line answers the question that is about to be shown."""
-        if (self._typed.line or self._keyboard.is_typing) and self._look.has_styles:
-            await self._write(f"  {self._look.paint('dim', 'You were typing. Enter: answer this question')}\n")
-            await self._keyboard.key(ENTERS)
-        self._keyboard.discard()
 
     async def _keep_queue(self) -> None:
         """After a turn that did not end by itself, put the queued texts into the next prompt and send nothing."""
@@ -486,7 +492,7 @@ class _Chat:
 
     def _models(self) -> list[Choice]:
         names = self._choices.arguments.get("model", {})
-        return [Choice(name, f"{name} (now)" if name == self._model else name) for name in names]
+        return [Choice(name, f"{name} (now)" if name == self._state.model else name) for name in names]
 
     async def _prompts(self) -> list[Choice]:
         """Return the prompts of the session's path, oldest first. Their numbers are those of `/rewind`."""
@@ -505,28 +511,31 @@ class _Chat:
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
         """Handle Ctrl-C. During a turn, the first press cancels the turn, and the second leaves the chat."""
-        if not self._is_prompting:
-            if not self._keyboard.interrupt():
+        match self._phase:
+            case _Phase.IDLE:
+                if not self._keyboard.interrupt():
+                    main.cancel()
+            case _Phase.WORKING:
+                self._stop_turn()
+            case _Phase.STOPPING:
                 main.cancel()
-            return
-        if self._interrupts:
-            main.cancel()
-        else:
-            self._stop_turn()
 
     def _stop_turn(self) -> None:
-        self._interrupts += 1
+        self._phase = _Phase.STOPPING
         self._screen.refresh()
         if not self._commands.stop():
             self._start(self._connection.cancel(self._session.id))
 
+    def _change_mode(self) -> None:
+        self._start(self._next_mode())
+
     async def _next_mode(self) -> None:
         """Change to the next permission mode. Skip a mode that the server refuses: `auto` may need a sandbox."""
-        now = MODES.index(self._mode) if self._mode in MODES else -1
+        now = MODES.index(self._state.mode) if self._state.mode in MODES else -1
         for mode in (*MODES[now + 1 :], *MODES[: max(0, now)]):
             with suppress(RequestError):
                 await self._connection.call("session/set_mode", {"sessionId": self._session.id, "modeId": mode})
-                self._mode = mode
+                self._state.mode = mode
                 self._keyboard.refresh()
                 return
 
@@ -552,42 +561,29 @@ class _Chat:
         if self._replayed is None and params["sessionId"] != self._session.id:
             return  # the session was left a moment ago
         async with self._writing:
-            await self._show(params["update"])
+            self._state.take(params["update"])
+            await self._display.update(params["update"])
+            if params["update"]["sessionUpdate"] == "session_info_update" and not self._state.has_turn:
+                await self._display.end_message()
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
         """See `TerminalClient`."""
         async with self._writing, self._keyboard.set_aside():
             with self._screen.paused():
                 await self._notify("crow asks for permission")
-                text, options = question_of(self._look, params)
-                call = self._display.calls.setdefault(params["toolCall"]["toolCallId"], {})
-                call["is_shown"] = True
-                await self._display.begin_block("question", text)
-                keys = keys_of(options)
-                for key, option in keys.items():
-                    await self._write(f"  {self._look.paint('bold', key)}  {safe(option['name'])}\n")
-                escape = "Esc" if self._look.has_styles else "any other line"
-                await self._finish_typing()
-                await self._write(f"  {self._look.paint('bold', escape)}  stop the turn\n")
-                typed = await self._keyboard.key(keys.keys())
-                self._display.block = "tool"
-                if typed in keys:
-                    await self._write(self._look.paint("dim", f"  {keys[typed]['name']}") + "\n")
-                    return {"outcome": {"outcome": "selected", "optionId": keys[typed]["optionId"]}}
-                await self._cancel_turn()
+                chosen = await self._questions.permission(params)
+                if chosen is not None:
+                    return {"outcome": {"outcome": "selected", "optionId": chosen}}
+                await self._connection.cancel(self._session.id)
                 return {"outcome": {"outcome": "cancelled"}}
 
     async def elicit(self, params: Params) -> dict[str, Any]:
         """See `TerminalClient`."""
         async with self._writing, self._keyboard.set_aside():
             with self._screen.paused():
-                if self._is_prompting:
+                if self._phase is not _Phase.IDLE:
                     await self._notify("crow asks a question")
-                await self._display.begin_block("question", self._look.paint("bold", params["message"]) + "\n")
-                dialog = Dialog(self._look, self._write, self._choose, self._keyboard.line)
-                if params["mode"] == "url":
-                    return await dialog.offer_page(params["url"])
-                return await dialog.fill_in(fields_of(params["requestedSchema"]))
+                return await self._questions.elicitation(params)
 
     # See RemoteClient.
 
@@ -609,88 +605,21 @@ class _Chat:
         is_lost = isinstance(self._link, RemoteConnection) and not self._link.is_connected
         return "Reconnecting to the server" if is_lost else ""
 
-    async def _choose(self, keys: Mapping[str, str]) -> str:
-        for key, words in keys.items():
-            await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
-        escape = "Esc" if self._look.has_styles else "any other line"
-        await self._finish_typing()
-        await self._write(f"  {self._look.paint('bold', escape)}  dismiss\n")
-        return await self._keyboard.key(keys.keys())
-
-    async def _cancel_turn(self) -> None:
-        await self._connection.cancel(self._session.id)
-
-    # Showing.
-
-    async def _show(self, update: Params) -> None:
-        match update["sessionUpdate"]:
-            case "agent_message_chunk":
-                tone = "remark" if "_meta" in update else "text"
-                await self._display.text(tone, update.get("messageId", ""), update["content"].get("text", ""))
-            case "agent_thought_chunk":
-                await self._display.text("thought", update.get("messageId", ""), update["content"].get("text", ""))
-            case "tool_call" | "tool_call_update":
-                await self._display.call(update)
-            case "plan":
-                is_whole = isinstance(update["entries"], list)  # a note replaces a plan that is too large
-                if is_whole and update["entries"] != self._plan:
-                    self._plan = update["entries"]
-                    await self._display.begin_block("plan", plan_of(self._look, update["entries"]))
-            case "notice":
-                title, words = update["title"], update.get("description")
-                mark = "" if title.endswith((".", "!", "?", ":")) else ":"
-                await self._display.say(
-                    f"{title}{mark} {words}" if words else title, is_warning=update.get("severity") != "info"
-                )
-            case "compaction_update" if update["status"] == "in_progress" and "summary" not in update:
-                await self._display.say("Compacting the context")
-            case "compaction_update" if update["status"] == "failed":
-                await self._display.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
-            case "usage_update":
-                self._tokens = int(update["used"])
-                self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
-            case "current_mode_update":
-                self._mode = str(update["currentModeId"])
-            case "user_message_chunk":  # another client of the session sent this prompt
-                await self._display.prompt(update["content"].get("text", ""))
-            case "session_info_update":
-                self._take_turn_state(update)
-                if not self._runs_elsewhere:
-                    await self._display.end_message()
-            case "config_option_update":
-                self._take_options(update["configOptions"])
-            case "available_commands_update":
-                commands = {str(each["name"]): str(each["description"]) for each in update["availableCommands"]}
-                self._choices.commands = commands | OWN_COMMANDS
-
-    def _take_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        for option in options:
-            match option:
-                case {"id": "mode", "currentValue": str(mode)}:
-                    self._mode = mode
-                case {"id": "model", "currentValue": str(model), "options": list(models)}:
-                    self._model = model
-                    self._choices.arguments["model"] = {str(one["value"]): "" for one in models}
-
-    def _take_turn_state(self, holder: Params) -> None:
-        """Remember whether a turn runs, from the metadata that a server sends."""
-        if isinstance(state := holder.get("_meta", {}).get("acp/turnState"), Mapping):
-            self._runs_elsewhere = state.get("state") == "running"
-
     def _status(self) -> str:
-        turn = "a turn is running" if self._runs_elsewhere and not self._is_prompting else ""
-        return " · ".join(filter(None, [self._trouble, turn, self._model or "no model", self._mode, self._usage]))
+        state = self._state
+        turn = "a turn is running" if state.has_turn and self._phase is _Phase.IDLE else ""
+        return " · ".join(filter(None, [self._trouble, turn, state.model or "no model", state.mode, state.usage]))
 
     def _turn_status(self, label: str, columns: int) -> str:
-        seconds, stops = time.monotonic() - self._begun_at, self._interrupts > 0
+        seconds, stops = time.monotonic() - self._begun_at, self._phase is _Phase.STOPPING
         words = _STOPPING if stops else self._trouble or label
-        tokens, mode = (0, "") if self._commands.is_running else (self._tokens, self._mode)
+        tokens, mode = (0, "") if self._commands.is_running else (self._state.tokens, self._state.mode)
         return status_line(words, columns, seconds=seconds, tokens=tokens, mode=mode, is_stopping=stops)
 
     async def _write(self, text: str) -> None:
         text = self._unfinished + text
         self._unfinished = ""
-        if self._is_prompting:
+        if self._phase is not _Phase.IDLE:
             await self._screen.print_rendered(text)
             return
         lines, end, self._unfinished = text.rpartition("\n")  # the prompt would overwrite an unfinished line

@@ -9,7 +9,7 @@ from typing import Any
 from crow.domain.text import on_one_line, plural
 from crow.terminal.connection import Params
 from crow.terminal.question import plain_title
-from crow.terminal.render import DIFF_LINES, Look, MarkdownStream, diff_of, output_of, title_of, wrapped
+from crow.terminal.render import DIFF_LINES, Look, MarkdownStream, diff_of, output_of, plan_of, title_of, wrapped
 from crow.terminal.screen import Screen
 
 _REPLAYED_LINES = 16
@@ -65,6 +65,8 @@ class Display:
         """The calls that have not ended, by id, each with the newest value of every member of its updates."""
         self._running: dict[str, str] = {}
         """The output so far of the commands that run, by the ids of their calls."""
+        self._plan: Any = None
+        """The entries of the plan that was shown last."""
 
     def running(self, columns: int) -> list[str]:
         """Return the last lines of the output of the command that was started last, each cut to so many columns."""
@@ -73,10 +75,38 @@ class Display:
         lines = output_of(self._look, [*self._running.values()][-1], most=_RUNNING_LINES, columns=columns).splitlines()
         return lines[-_RUNNING_LINES:]
 
-    def forget_calls(self) -> None:
-        """Forget the calls that have not ended."""
+    def forget_session(self) -> None:
+        """Forget the plan, and the calls that have not ended."""
+        self._plan = None
         self.calls.clear()
         self._running.clear()
+
+    async def update(self, update: Params) -> None:
+        """Show an update of the session, if it has anything to show."""
+        match update["sessionUpdate"]:
+            case "agent_message_chunk":
+                tone = "remark" if "_meta" in update else "text"
+                await self.text(tone, update.get("messageId", ""), update["content"].get("text", ""))
+            case "agent_thought_chunk":
+                await self.text("thought", update.get("messageId", ""), update["content"].get("text", ""))
+            case "tool_call" | "tool_call_update":
+                await self.call(update)
+            case "plan":
+                is_whole = isinstance(update["entries"], list)  # a note replaces a plan that is too large
+                if is_whole and update["entries"] != self._plan:
+                    self._plan = update["entries"]
+                    await self.begin_block("plan", plan_of(self._look, update["entries"]))
+            case "notice":
+                title, words = update["title"], update.get("description")
+                mark = "" if title.endswith((".", "!", "?", ":")) else ":"
+                text = f"{title}{mark} {words}" if words else title
+                await self.say(text, is_warning=update.get("severity") != "info")
+            case "compaction_update" if update["status"] == "in_progress" and "summary" not in update:
+                await self.say("Compacting the context")
+            case "compaction_update" if update["status"] == "failed":
+                await self.say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
+            case "user_message_chunk":  # another client of the session sent this prompt
+                await self.prompt(update["content"].get("text", ""))
 
     async def text(self, kind: str, message_id: str, text: str) -> None:
         """Show a piece of a message. `kind` is `text`, `remark` or `thought`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,12 +91,10 @@ class FormField:
                 if text.lower() not in (*_YES, *_NO):
                     raise ValueError("Type y or n.")
                 return text.lower() in _YES
-            case "integer" | "number":
-                try:
-                    return int(text) if self.kind == "integer" else float(text)
-                except ValueError:
-                    whole = "a whole number" if self.kind == "integer" else "a number"
-                    raise ValueError(f"Type {whole}.") from None
+            case "integer":
+                return _number(int, text, "a whole number")
+            case "number":
+                return _number(float, text, "a number")
             case "array":
                 return [self._chosen(part.strip()) for part in text.split(",") if part.strip()]
             case _:
@@ -126,6 +126,15 @@ def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
         one = FormField(name, title, description, kind, name in names, default, choices, field)
         found.append(one if one.takes(one.default_text) else replace(one, default=None))
     return found
+
+
+def _number(parse: Callable[[str], float], text: str, words: str) -> float:
+    """Return the number that `parse` reads. :raises ValueError: it is none that JSON can hold."""
+    with suppress(ValueError):
+        number = parse(text)
+        if isinstance(number, int) or math.isfinite(number):  # JSON has no NaN and no infinity
+            return number
+    raise ValueError(f"Type {words}.")
 
 
 def _checked_part(schema: Any, depth: int = 0) -> Any:

@@ -19,6 +19,11 @@ _ESCAPE, _SHIFT_TAB = "\x1b", "\x1b[Z"
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|.)", re.DOTALL)
 """The code of a key such as an arrow, or of a key with Alt."""
 
+_PARTS = re.compile(r"[^\x00-\x1f\x7f]+|.", re.DOTALL)
+"""Splits keys into runs of ordinary characters and single control characters."""
+
+_END_CHARS = 4_000
+"""More than any terminal shows of a line. The text before is not looked at."""
 _SHOWN = 2
 """The maximum number of waiting texts that are shown, newest last."""
 
@@ -55,8 +60,8 @@ class TypedText:
             return ()
         text = _SEQUENCE.sub("", text)
         is_entered = text.endswith(ENTERS)
-        for character in (text[:-1] if is_entered else text).replace("\r\n", "\n"):
-            self._type(character)
+        for part in _PARTS.findall((text[:-1] if is_entered else text).replace("\r\n", "\n")):
+            self._type(part)
         return self._enter() if is_entered else ()
 
     def feed_lines(self, data: bytes) -> tuple[str, ...]:
@@ -90,8 +95,8 @@ class TypedText:
             return []
         hidden = max(0, len(self.queue) - _SHOWN)
         lines = [f"… {hidden} more queued"] if hidden else []
-        lines += [f"queued: {_end_of(on_one_line(text), columns - 8)}" for text in self.queue[hidden:]]
-        lines.append(f"> {_end_of(on_one_line(self.line), columns - 3)}▏")
+        lines += [f"queued: {_end_of(text, columns - 8)}" for text in self.queue[hidden:]]
+        lines.append(f"> {_end_of(self.line, columns - 3)}▏")
         return [cut(line, columns) for line in (*lines, self.hint())]
 
     def hint(self) -> str:
@@ -111,8 +116,8 @@ class TypedText:
             return (self.queue.pop(0),)
         return ()
 
-    def _type(self, character: str) -> None:
-        match character:
+    def _type(self, part: str) -> None:
+        match part:
             case "\x7f" | "\b":
                 self.line = self.line[:-1]
             case "\x15":  # Ctrl-U
@@ -123,12 +128,13 @@ class TypedText:
                 self.line += "\n"
             case "\t":
                 self.line += " "
-            case _ if character.isprintable():
-                self.line += character
+            case _:
+                self.line += "".join(filter(str.isprintable, part))
 
 
-def _end_of(line: str, columns: int) -> str:
-    """Return the line, or its end if it takes more than so many columns."""
+def _end_of(text: str, columns: int) -> str:
+    """Return a text on one line, or only its end if it takes more than so many columns."""
+    line = on_one_line(text[-_END_CHARS:])
     if cell_len(line) <= columns:
         return line
     while line and cell_len(line) >= columns:

@@ -19,6 +19,7 @@ from crow.agent.instructions import included_names
 from crow.agent.permissions.command_line import MAX_CHARS
 from crow.agent.permissions.command_patterns import runs
 from crow.agent.permissions.command_risks import find_risk
+from crow.agent.permissions.risk_table import RISKS
 from crow.agent.permissions.shell_text import simple_words
 from crow.agent.turns.stream import without_overlap
 from crow.domain.diff import diff_lines
@@ -31,6 +32,7 @@ from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
 from crow.store.portable import ExportFile
+from crow.terminal.typed import TypedText
 from crow.tools.builtin.files import similar_names
 from crow.tools.builtin.matching import replace_text
 from crow.tools.workspace import DiskWorkspace
@@ -57,7 +59,15 @@ def test_hostile_text_takes_linear_time() -> None:
 
 def run_cases() -> None:
     """Run all cases, printing the name of each one first."""
-    for name in ("text_tool_calls", "answers", "failures", "titles_and_rules", "edits_and_files", "exports"):
+    for name in (
+        "text_tool_calls",
+        "answers",
+        "failures",
+        "titles_and_rules",
+        "typed_texts",
+        "edits_and_files",
+        "exports",
+    ):
         print(name, flush=True)
         globals()[name]()
 
@@ -126,9 +136,17 @@ def titles_and_rules() -> None:
         runs(piece * (MAX_CHARS // len(piece)), "git push")
     for words in (("python", *["-a"] * 50_000), ("sed", *["p"] * 50_000), ("git", "log", *["--a"] * 50_000)):
         find_risk(words, 1)
-    for word in ("s/" + "a" * 50_000, "/" * 50_000, ";" * 50_000, "-" * 50_000, "a/." * 20_000):
+    for word in ("s/" + "a" * 50_000, *(piece * 50_000 for piece in ("/", ";", "-", "a/.", "--a_", "-Da", "a:"))):
         find_risk(("sed", word), 1)
-        find_risk(("cp", word), 1)
+        for program in RISKS:
+            find_risk((program, word), 1)
+
+
+def typed_texts() -> None:
+    typed = TypedText()
+    for _ in range(500):
+        typed.feed(b"x" * 4_096)
+        typed.shown(80)
 
 
 def edits_and_files() -> None:

@@ -546,3 +546,4 @@ def test_the_fields_of_a_form_take_what_their_schema_takes() -> None:
     assert [(field.default_text, field.value_of("z")) for field in fields_of(bad)] == [("y", "z")]
     wrong = {"name": "", "count": "0", "ratio": "x", "sure": "maybe", "level": "3", "parts": "c"}
     assert [name for name, text in wrong.items() if fields[name].takes(text)] == []
+    assert [text for text in ("nan", "-inf", "1e999") if fields["ratio"].takes(text)] == [], "JSON has no such number"
