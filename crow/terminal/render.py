@@ -7,6 +7,8 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 from rich import box
@@ -203,13 +205,7 @@ def wrapped(look: Look, tone: _Tone, text: str) -> str:
 
 def _joined(segments: Sequence[_Segment]) -> list[_Segment]:
     """Return the segments. Adjacent segments of the same tone are joined."""
-    joined: list[_Segment] = []
-    for tone, text in segments:
-        if joined and joined[-1][0] == tone:
-            joined[-1] = (tone, joined[-1][1] + text)
-        else:
-            joined.append((tone, text))
-    return joined
+    return [(tone, "".join(text for _, text in same)) for tone, same in groupby(segments, key=itemgetter(0))]
 
 
 _SPECIAL = re.compile(r"[`*_~\[\\]")
@@ -344,8 +340,9 @@ class MarkdownStream:
         """Add a part of the text. Return what can be shown now."""
         text = self._return + text
         self._return = "\r" if text.endswith("\r") else ""  # the other half of a line end may follow
-        self._held += text.removesuffix("\r").replace("\r\n", "\n")
-        self._read(is_end=False)
+        for line in io.StringIO(text.removesuffix("\r").replace("\r\n", "\n"), newline="\n"):
+            self._held += line
+            self._read(is_end=False)
         return self._text.take()
 
     def end(self) -> str:
