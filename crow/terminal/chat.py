@@ -24,21 +24,13 @@ from crow.domain.text import on_one_line, safe
 from crow.protocol.frames import RequestError
 from crow.settings import Loaded
 from crow.terminal.asking import Questions
+from crow.terminal.completion import Choices, mentioned_files, mentions_file
 from crow.terminal.connection import Connection, Params, connect, error_of
 from crow.terminal.display import Display, LastTurns
 from crow.terminal.early import EARLY_KEYS
 from crow.terminal.first import choose_model, importable_sessions
 from crow.terminal.help import HELP, PLAIN_HELP
-from crow.terminal.keyboard import (
-    Choices,
-    Interrupted,
-    Keyboard,
-    LineEditor,
-    PlainKeyboard,
-    mentioned_files,
-    mentions_file,
-    open_history,
-)
+from crow.terminal.keyboard import Interrupted, Keyboard, LineEditor, PlainKeyboard, open_history
 from crow.terminal.picker import Choice, pick
 from crow.terminal.prompt import mentioned_block, text_block
 from crow.terminal.remote import ChatTimes, RemoteConnection, connect_to

@@ -10,16 +10,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app_or_none, in_terminal
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, has_completions
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -32,6 +28,7 @@ from prompt_toolkit.renderer import CPR_Support
 from prompt_toolkit.styles import Style
 
 from crow.domain.text import on_one_line, plural, safe
+from crow.terminal.completion import Choices, ChoicesCompleter, is_completed
 from crow.terminal.render import cut
 from crow.terminal.screen import discard_input, next_input, read_into, write
 from crow.terminal.typed import ENTERS, TypedText
@@ -39,10 +36,7 @@ from crow.terminal.typed import ENTERS, TypedText
 HISTORY_BYTES = 1_000_000
 """The size above which crow shortens the history file at its start. The newest `HISTORY_BYTES // 2` bytes remain."""
 
-_MAX_WALKED = 20_000
-"""The maximum number of files and directories that are examined to complete an `@` without a directory."""
 
-_MAX_COMPLETIONS = 50
 _ESCAPE_S = 0.05
 """If nothing follows the byte of Esc for so many seconds, it is the key and not the beginning of another key's code."""
 
@@ -57,25 +51,9 @@ _LEAVING = "Press Ctrl-C again to leave. Everything is kept."
 _PASTED_LINES, _PASTED_CHARS = 10, 2_000
 """The line editor shows a mark in place of a pasted text that has more lines or more characters."""
 
-_SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
-_TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
-_MENTION = re.compile(r"(?:^|(?<=\s))@(?:\"([^\"\n]+)\"|([^\s\"@]+))")
-
 
 class Interrupted(Exception):
     """The user pressed Ctrl-C."""
-
-
-@dataclass(slots=True)
-class Choices:
-    """The words that completion offers."""
-
-    cwd: Path | None
-    """The workspace. None if its files are elsewhere, so that they cannot be completed."""
-    commands: dict[str, str] = field(default_factory=dict)
-    """Maps the names of slash commands to descriptions."""
-    arguments: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Maps names of commands to their arguments with descriptions."""
 
 
 class Keyboard(Protocol):
@@ -123,95 +101,6 @@ class Keyboard(Protocol):
     def refresh(self) -> None:
         """Show again what is below the prompt."""
         ...
-
-
-def _is_completed(text: str) -> bool:
-    """Return whether the end of a prompt is a word that :class:`ChoicesCompleter` completes."""
-    return _TYPED_FILE.search(text) is not None or (text.startswith("/") and "\n" not in text)
-
-
-class ChoicesCompleter(Completer):
-    """Completes slash commands, their arguments, and `@files` of the workspace."""
-
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
-        """See `Completer`."""
-        text = document.text_before_cursor
-        if found := _TYPED_FILE.search(text):
-            yield from self._files(found[1].removeprefix('"'), len(found[1]))
-        elif text.startswith("/") and "\n" not in text:
-            name, space, argument = text[1:].partition(" ")
-            known = self._choices.arguments.get(name, {}) if space else self._choices.commands
-            typed = argument if space else name
-            for value, words in known.items():
-                if value.startswith(typed) or (space and typed.lower() in f"{value} {words}".lower()):
-                    shown = value if space else f"/{value}"
-                    meta = on_one_line(words)[:60]
-                    yield Completion(value, -len(typed), display=on_one_line(shown), display_meta=meta)
-
-    def _files(self, typed: str, length: int) -> Iterator[Completion]:
-        if self._choices.cwd is None:
-            return
-        for path in islice(find_files(self._choices.cwd, typed), _MAX_COMPLETIONS):
-            text = f'"{path}"' if " " in path else path
-            yield Completion(text, -length, display=path)
-
-
-def find_files(cwd: Path, typed: str) -> Iterator[str]:
-    """Yield the files and directories of the workspace whose paths begin with `typed`, the text after `@`. If `typed`
-    has no slash, also yield the files in all subdirectories whose own names contain `typed`. The yielded paths are
-    relative to `cwd`. Paths with hidden characters or quotation marks are left out."""
-    folder, _, name = typed.rpartition("/")
-    if os.path.isabs(typed) or ".." in folder.split("/"):
-        return
-    found = set()
-    with suppress(OSError):
-        for entry in sorted(os.scandir(cwd / folder), key=lambda entry: entry.name.lower()):
-            if entry.name.lower().startswith(name.lower()) and (name.startswith(".") or entry.name[0] != "."):
-                path = f"{folder}/{entry.name}" if folder else entry.name
-                path += "/" if entry.is_dir() else ""
-                if _is_typable(path):
-                    found.add(path)
-                    yield path
-    if folder or len(name) < 2:
-        return
-    left = _MAX_WALKED
-    for parent, folders, files in os.walk(cwd):
-        folders[:] = sorted(each for each in folders if each not in _SKIPPED and not each.startswith("."))
-        left -= len(folders) + len(files)
-        for file in sorted(files):
-            path = os.path.relpath(os.path.join(parent, file), cwd)
-            if name.lower() in file.lower() and path not in found and _is_typable(path):
-                yield path
-        if left < 0:
-            return
-
-
-def _is_typable(path: str) -> bool:
-    return on_one_line(path) == path and '"' not in path
-
-
-def mentions_file(text: str) -> bool:
-    """Return whether a prompt mentions something with `@` that looks like a file, and not like a resource of an MCP
-    server."""
-    names = (match[1] or match[2] for match in _MENTION.finditer(text))
-    return any(":" not in name and re.search(r"[./]\w", name) for name in names)
-
-
-def mentioned_files(text: str, cwd: Path) -> list[str]:
-    """Return the files of the workspace that a prompt mentions with `@`, as absolute paths without duplicates."""
-    found: dict[str, None] = {}
-    for match in _MENTION.finditer(text):
-        name = match[1] or match[2]
-        for each in (name, name.rstrip(".,;:!?)")):
-            with suppress(OSError, ValueError):
-                path = (cwd / each).resolve()
-                if path.exists() and path.is_relative_to(cwd.resolve()):
-                    found[str(path)] = None
-                    break
-    return list(found)
 
 
 def open_history(path: Path) -> tuple[History, bool]:
@@ -414,7 +303,7 @@ class LineEditor:
         return [("", f"{before}\n" if before else "\n"), ("class:bottom-toolbar", line), ("", f"\n{sign}")]
 
     def _may_complete(self) -> bool:
-        return _is_completed(self._session.default_buffer.document.text_before_cursor)
+        return is_completed(self._session.default_buffer.document.text_before_cursor)
 
     def _stay(self, _buffer: Buffer) -> None:
         self._is_leaving = False

@@ -23,9 +23,10 @@ from crow.settings import Loaded
 from crow.store import SessionRow
 from crow.terminal.answer import AnswerSchema, json_in, read_schema
 from crow.terminal.connection import Connection, Params, TerminalConnection, connect, error_of
+from crow.terminal.numbered import numbered_question
 from crow.terminal.prompt import read_prompt, text_block
 from crow.terminal.remote import RemoteConnection, connect_to
-from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, shell_quoted
+from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, shell_quoted
 from crow.terminal.sessions import add_session_arguments, check_session_options, open_session
 
 _DONE, _FAILED, _USAGE, _LIMIT, _REFUSED, _UNVERIFIED, _INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -456,7 +457,7 @@ class _RunClient:
     async def ask_permission(self, params: Params) -> dict[str, Any]:
         """See `TerminalClient`. Without a terminal, the call is refused, and the user is told which rule would allow
         it."""
-        call, question = params["toolCall"], question_of(params)
+        call, question = params["toolCall"], numbered_question(params)
         terminal = open_terminal()
         if terminal is not None:
             with terminal:

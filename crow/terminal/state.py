@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crow.terminal.completion import Choices
 from crow.terminal.connection import Params
 from crow.terminal.help import OWN_COMMANDS
-from crow.terminal.keyboard import Choices
 from crow.terminal.render import usage_of
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from crow.agent.permissions.rules import Ask, Refuse, decide, user_rules
+from crow.agent.permissions.decisions import Ask, Refuse, decide
+from crow.agent.permissions.rules import user_rules
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError, ConfigError
 from crow.protocol.params import OpenRequest

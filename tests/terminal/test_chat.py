@@ -17,8 +17,9 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
 from crow.cli import main
+from crow.terminal.completion import Choices, ChoicesCompleter, find_files, mentioned_files
 from crow.terminal.form import fields_of
-from crow.terminal.keyboard import HISTORY_BYTES, Choices, ChoicesCompleter, find_files, mentioned_files, open_history
+from crow.terminal.keyboard import HISTORY_BYTES, open_history
 from crow.terminal.question import QUESTION_LINES, keys_of, question_of
 from crow.terminal.render import Look
 from tests.support import fork_server

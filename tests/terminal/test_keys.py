@@ -20,7 +20,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.posix_pipe import PosixPipeInput
 from prompt_toolkit.output import DummyOutput
 
-from crow.terminal.keyboard import Choices, LineEditor, Pastes
+from crow.terminal.completion import Choices
+from crow.terminal.keyboard import LineEditor, Pastes
 from crow.terminal.shell import user_shell
 from tests.support.fake_endpoint import Gate, Reply, calls, chunk, sse, text, usage
 from tests.support.terminal import Shell

@@ -21,7 +21,7 @@ from crow.store.importers import TOOLS
 from crow.store.importers.parts import stable_id
 from crow.store.sqlite.store import SqliteStore
 from crow.terminal.answer import json_in
-from crow.terminal.screen import QUESTION_LINES, question_of
+from crow.terminal.numbered import NUMBERED_LINES, numbered_question
 from crow.terminal.sessions import _LOOKS_LIKE_ID
 from tests.store.scenes import begin
 from tests.support.fake_endpoint import HANG, Reply, calls, chunk, failing, sse, text
@@ -355,11 +355,11 @@ def permission_request(lines: int) -> dict[str, object]:
     ],
 )
 def test_the_numbered_option_is_chosen_and_an_unclear_answer_rejects(typed: str, option_id: str) -> None:
-    assert question_of(permission_request(3)).option_for(typed) == option_id
+    assert numbered_question(permission_request(3)).option_for(typed) == option_id
 
 
 def test_a_question_that_is_not_shown_whole_is_not_answered_for_good() -> None:
-    question = question_of(permission_request(QUESTION_LINES + 1))
+    question = numbered_question(permission_request(NUMBERED_LINES + 1))
     assert "always" not in question.text
     assert "... (2 more lines)" in question.text
     assert [question.option_for(typed) for typed in ("1", "2", "3")] == ["allow_once", "reject_once", "reject_once"]
@@ -369,7 +369,7 @@ def test_a_question_shows_a_diff_with_its_path() -> None:
     request = permission_request(0)
     diff = {"type": "diff", "path": "/repo/a.txt", "oldText": "one\ntwo\n", "newText": "one\n2\n"}
     call = {"title": "Edit a.txt", "content": [diff]}
-    lines = question_of(request | {"toolCall": call}).text.splitlines()
+    lines = numbered_question(request | {"toolCall": call}).text.splitlines()
     assert lines[0] == "Allow this? Edit a.txt"
     assert lines[1] == "/repo/a.txt"
     assert {"-two", "+2"} <= set(lines)

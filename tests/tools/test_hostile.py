@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from crow.agent.instructions import read_instructions
-from crow.agent.permissions.rules import MODES, Allow, decide
+from crow.agent.permissions.decisions import Allow, decide
+from crow.agent.permissions.rules import MODES
 from crow.agent.turns.prompt import build_prompt, facts_now
 from crow.domain.messages import ToolCall
 from crow.settings import load_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.agent.permissions.rules import Allow, decide
+from crow.agent.permissions.decisions import Allow, decide
 from crow.domain.messages import ToolCall
 from crow.tools import Ports, builtin
 from crow.tools.mcp.client import open_toolbox

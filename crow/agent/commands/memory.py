@@ -27,7 +27,8 @@ from crow.agent.instructions import (
     instruction_file,
     stays_in_folder,
 )
-from crow.agent.permissions.rules import Refuse, current_rules, decide
+from crow.agent.permissions.decisions import Refuse, decide
+from crow.agent.permissions.rules import current_rules
 from crow.agent.turns.prompt import without_tags
 from crow.domain.conversation import Projection
 from crow.domain.entries import (

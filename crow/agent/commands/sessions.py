@@ -12,11 +12,11 @@ from crow.agent import new_session_id
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.commands.context import CommandContext
 from crow.agent.history.options import option_changes, options_at, usable_options
+from crow.agent.permissions.decisions import may_attach
 from crow.agent.permissions.rules import (
     MODES,
     PermissionRule,
     current_rules,
-    may_attach,
     rule_from,
     rule_text,
     rules_in,

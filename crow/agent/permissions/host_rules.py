@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from crow.agent.permissions.rules import NETWORK, NETWORK_WRITE, Allow, Ask, Decision, PermissionRule, Refuse, decide
+from crow.agent.permissions.decisions import Allow, Ask, Decision, Refuse, decide
+from crow.agent.permissions.rules import NETWORK, NETWORK_WRITE, PermissionRule
 from crow.tools import Coverage, PlannedCall
 from crow.tools.network.hosts import PORTS, REGISTRIES, Host, covers_host, names_host
 from crow.tools.network.registries import siblings_of

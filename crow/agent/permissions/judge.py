@@ -14,6 +14,19 @@ import anyio.to_thread
 
 from crow.agent import Client, PermissionQuestion
 from crow.agent.history.branch import Branch
+from crow.agent.permissions.decisions import (
+    Allow,
+    Ask,
+    Refuse,
+    allowing_rule,
+    common_folder,
+    decide,
+    doubt,
+    excluded_paths,
+    may_attach,
+    refusal_of_changes,
+    url_rules,
+)
 from crow.agent.permissions.host_rules import (
     decide_about_host,
     is_named_host,
@@ -24,29 +37,18 @@ from crow.agent.permissions.host_rules import (
 from crow.agent.permissions.rules import (
     KEPT_CHANGES,
     NETWORK,
-    Allow,
-    Ask,
     PermissionRule,
-    Refuse,
-    allowing_rule,
     change_of_tool,
-    common_folder,
     current_rules,
-    decide,
-    doubt,
-    excluded_paths,
     is_path_rule,
-    may_attach,
     named_places,
     narrower_mode,
     outdated_rule,
-    refusal_of_changes,
     rule_for_changes,
     rule_for_writes,
     rule_words,
     rules_at,
     rules_for,
-    url_rules,
     with_answer,
 )
 from crow.domain.entries import CallRef, Diff

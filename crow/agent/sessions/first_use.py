@@ -11,7 +11,8 @@ import anyio
 import anyio.to_thread
 
 from crow.agent import Client
-from crow.agent.permissions.rules import PermissionRule, may_attach
+from crow.agent.permissions.decisions import may_attach
+from crow.agent.permissions.rules import PermissionRule
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_recovery, notice_of_sandbox
 from crow.domain.entries import CallRef

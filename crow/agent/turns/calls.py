@@ -16,11 +16,8 @@ from crow.agent.background import after_delay
 from crow.agent.compaction.budget import Gauge
 from crow.agent.history.branch import Branch
 from crow.agent.hooks import BranchHooks, Denial
+from crow.agent.permissions.decisions import Allow, Refuse
 from crow.agent.permissions.judge import Permissions, about_changes
-from crow.agent.permissions.rules import (
-    Allow,
-    Refuse,
-)
 from crow.domain.entries import Announcement, Assistant, CallRef, NewEntry, Restore, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed

@@ -14,7 +14,8 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import anyio.to_thread
 
-from crow.agent.permissions.rules import PermissionRule, may_attach
+from crow.agent.permissions.decisions import may_attach
+from crow.agent.permissions.rules import PermissionRule
 from crow.domain.errors import CrowError
 from crow.domain.messages import Link, Part, Resource
 from crow.tools import Workspace

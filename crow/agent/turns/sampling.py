@@ -11,8 +11,8 @@ import anyio
 from crow.agent import Client
 from crow.agent.history.branch import Branch
 from crow.agent.history.usage import request_entry
+from crow.agent.permissions.decisions import Allow
 from crow.agent.permissions.judge import CANNOT_ASK, Permissions
-from crow.agent.permissions.rules import Allow
 from crow.agent.turns.cost import Budget
 from crow.domain.entries import NewEntry
 from crow.domain.errors import CrowError, ModelError, StoreError

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.permissions.rules import Allow, Refuse, decide, rule_from, rule_text, typed_rule, user_rules
+from crow.agent.permissions.decisions import Allow, Refuse, decide
+from crow.agent.permissions.rules import rule_from, rule_text, typed_rule, user_rules
 from crow.domain.entries import Announcement, Command, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.tools import Coverage, PlannedCall, Touched

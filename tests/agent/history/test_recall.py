@@ -10,7 +10,8 @@ import pytest
 
 from crow.agent.history.branch import Branch
 from crow.agent.history.recall import OTHER_CHARS, OTHER_SESSIONS, BranchLog
-from crow.agent.permissions.rules import MODES, Allow, Ask, Refuse, allowing_rule, decide, user_rules
+from crow.agent.permissions.decisions import Allow, Ask, Refuse, allowing_rule, decide
+from crow.agent.permissions.rules import MODES, user_rules
 from crow.domain.entries import Announcement, Assistant, Checkpoint, Entry, ToolResult
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges

@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crow.agent.permissions.decisions import Allow, Ask, Refuse, decide
 from crow.agent.permissions.rules import (
     MODES,
-    Allow,
-    Ask,
     PermissionRule,
-    Refuse,
     bind_rules,
-    decide,
     rule_for,
     rule_for_writes,
     rule_from,

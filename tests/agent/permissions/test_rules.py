@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from crow.agent.permissions.rules import MODES, Allow, Ask, PermissionRule, Refuse, decide, rule_for, user_rules
+from crow.agent.permissions.decisions import Allow, Ask, Refuse, decide
+from crow.agent.permissions.rules import MODES, PermissionRule, rule_for, user_rules
 from crow.domain.entries import Announcement
 from crow.tools import Access, CommandAccess, Coverage, PlannedCall, Touched
 from crow.tools.urls import lenient_urls, normalize_url

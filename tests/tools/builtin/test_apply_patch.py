@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.permissions.rules import Allow, Ask, Refuse, decide, user_rules
+from crow.agent.permissions.decisions import Allow, Ask, Refuse, decide
+from crow.agent.permissions.rules import user_rules
 from crow.tools import PlannedCall
 from tests.tools.conftest import OpenBox, call
 

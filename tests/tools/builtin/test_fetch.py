@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.permissions.rules import typed_rule, url_rules, user_rules
+from crow.agent.permissions.decisions import url_rules
+from crow.agent.permissions.rules import typed_rule, user_rules
 from crow.domain.entries import Announcement
 from crow.domain.messages import Image
 from crow.tools import Coverage, Outcome, PlannedCall

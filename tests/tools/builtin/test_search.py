@@ -13,7 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.agent.permissions.rules import excluded_paths, user_rules
+from crow.agent.permissions.decisions import excluded_paths
+from crow.agent.permissions.rules import user_rules
 from crow.domain.entries import Announcement, Location
 from crow.tools import Outcome, PlannedCall, Touched
 from crow.tools.builtin.scan import Folders, glob_expression, search, summarize, walk

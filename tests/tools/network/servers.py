@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from crow.agent.permissions.decisions import Allow, Refuse
 from crow.agent.permissions.host_rules import decide_about_host, is_named_host, is_read_only_host
-from crow.agent.permissions.rules import Allow, Refuse, user_rules
+from crow.agent.permissions.rules import user_rules
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.tools import Coverage, PlannedCall

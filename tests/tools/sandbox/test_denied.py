@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.permissions.rules import excluded_paths, user_rules
+from crow.agent.permissions.decisions import excluded_paths
+from crow.agent.permissions.rules import user_rules
 from crow.tools.sandbox.denied import MAX_DENIED, DeniedFiles
 from crow.tools.sandbox.scan import FOLDER_DEPTH
 
