@@ -25,7 +25,8 @@ import anyio.to_thread
 from crow import adapters
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
-from crow.agent.hooks import EVENTS, HookEvent, Hooks, NamedHook
+from crow.agent.hook_answers import EVENTS, HookEvent
+from crow.agent.hooks import Hooks, NamedHook
 from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions.rules import user_rules
 from crow.agent.templates import Template, read_templates

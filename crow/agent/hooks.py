@@ -16,17 +16,18 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import anyio
 
 from crow.agent import new_message_id
 from crow.agent.history.branch import Branch
 from crow.agent.history.rewind import digest
+from crow.agent.hook_answers import KEYS, TEXT_CHARS, HookAnswer, HookEvent, answer_from
 from crow.agent.permissions.path_patterns import names_path
 from crow.domain.entries import Assistant, Checkpoint, Custom, File, NewEntry, StopReason, ToolResult, User
 from crow.domain.errors import ArgumentError
@@ -39,48 +40,17 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _REASON_CHARS = 300
-_DENIAL_CHARS = 2_000
-_TEXT_CHARS = 20_000
-"""A text from a hook is cut to this many characters."""
 _RESULT_CHARS = 100_000
 """A hook gets at most this many characters of a tool's result."""
 _ANSWER_BYTES = 1_000_000
-_MAX_ENTRIES = 20
-_MAX_DEPTH = 64
-"""The objects and lists of an answer may be nested at most this many levels deep."""
 _MAX_PROMPTS = 3
 """Hooks may send at most this many prompts in one turn."""
 _DENIED = 2
 """A hook that is a command denies by exiting with this code."""
 
-HookEvent: TypeAlias = Literal[
-    "session_start",
-    "before_prompt",
-    "before_request",
-    "before_tool",
-    "after_tool",
-    "before_compact",
-    "after_compact",
-    "turn_end",
-]
-EVENTS: tuple[HookEvent, ...] = get_args(HookEvent)
 
 Effect: TypeAlias = Literal["read", "write", "execute", "fetch", "external"]
 """The effects that a call may have. A shell command or an MCP tool usually has several."""
-
-_ANYWHERE = frozenset({"context", "entries", "metadata"})
-_KEYS: Mapping[HookEvent, frozenset[str]] = {
-    **dict.fromkeys(EVENTS, _ANYWHERE),
-    "before_prompt": _ANYWHERE | {"deny"},
-    "before_request": _ANYWHERE | {"deny"},
-    "before_tool": _ANYWHERE | {"deny", "arguments"},
-    "before_compact": _ANYWHERE | {"deny", "summary"},
-    "turn_end": _ANYWHERE | {"prompt"},
-}
-"""The keys that a hook's answer may have, by event."""
-
-_ENTRY_KEYS = frozenset({"namespace", "text", "show", "model", "data"})
-_NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
 """The name of a Python hook, and the function that loads it."""
@@ -141,25 +111,6 @@ class Hook:
         )
         places = [name for part in plan.each for name in (*part.touched.rule_paths, *part.touched.other_paths)]
         return not self.paths or is_open or any(names_path(glob, places, ignore_case=True) for glob in self.paths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookAnswer:
-    """The answer of a hook."""
-
-    deny: str = ""
-    """The reason for a denial, or empty."""
-    context: str = ""
-    """Text for the model. For `before_compact`, text for the instruction of the summary."""
-    arguments: JsonObject | None = None
-    """New arguments for the call, or None."""
-    summary: str = ""
-    """Used as the summary of a compaction, if it fits."""
-    prompt: str = ""
-    """One more prompt for the same turn."""
-    entries: tuple[Custom, ...] = ()
-    metadata: JsonObject = field(default_factory=dict)
-    """Merged into the session's metadata. A null removes a member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +244,7 @@ class BranchHooks:
     async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
         """Store an entry that tells the model the new arguments. Return the call with these arguments."""
         text = json.dumps(arguments, ensure_ascii=False)
-        words = f"{hook} changed the arguments of this {call.name} call to: {shorten_end(text, _TEXT_CHARS)}"
+        words = f"{hook} changed the arguments of this {call.name} call to: {shorten_end(text, TEXT_CHARS)}"
         data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
         body = Custom(namespace=hook.namespace, text=words, for_model=True, message_id=new_message_id(), data=data)
         await self._branch.record([NewEntry(body=body)])
@@ -405,7 +356,7 @@ class BranchHooks:
         text = json.dumps(request, ensure_ascii=False)
         try:
             given = await (self._run_command(hook, text) if hook.load is None else self._run_function(hook, text))
-            answer, problem = (None, "") if given is None else _answer_from(_storable(given), hook)
+            answer, problem = (None, "") if given is None else answer_from(given, hook.event, hook.namespace)
         except ValueError as error:
             await self._skip(f"{hook} {error}")
             return None
@@ -426,7 +377,7 @@ class BranchHooks:
         words = done.errors.decode(errors="replace").strip()
         if done.code is None:
             raise ValueError(f"took longer than {hook.timeout_s:g} s")
-        if done.code == _DENIED and "deny" in _KEYS[hook.event]:
+        if done.code == _DENIED and "deny" in KEYS[hook.event]:
             return {"deny": words or True}
         if done.code:
             last = words.splitlines()[-1] if words else "it wrote nothing to stderr"
@@ -514,101 +465,6 @@ def _tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collectio
 def _denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
     """Return the denial among the answers, or None if no hook denied."""
     return next((Denial.by(hook, answer) for hook, answer in answers if answer.deny), None)
-
-
-def _storable(value: object) -> object:
-    """Return a JSON value with its lone surrogates replaced, because surrogates cannot be sent.
-
-    :raises ValueError: the value is nested too deeply.
-    """
-    level = [value]
-    for _ in range(_MAX_DEPTH + 1):
-        level = [inner for one in level for inner in _children_of(one)]
-        if not level:
-            return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-    raise ValueError(f"answered with more than {_MAX_DEPTH} levels of objects and lists")
-
-
-def _children_of(value: object) -> Collection[object]:
-    match value:
-        case dict():
-            return value.values()
-        case list():
-            return value
-        case _:
-            return ()
-
-
-def _answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
-    """Check what a hook answered. Return the answer and a warning. The warning is empty if the answer has no problem.
-    The answer can be used even if there is a warning. The warning is worded as the end of a sentence that begins with
-    the hook's name.
-
-    :raises ValueError: the answer cannot be used. The message continues a sentence that begins with the hook's name and
-    ends with "and is skipped."
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"answered with {type(value).__name__} instead of an object")  # noqa: TRY004
-    known, unknown = _KEYS[hook.event], ", ".join(sorted(map(str, value.keys() - _KEYS[hook.event])))
-    problem = (
-        f"answered with unknown keys: {unknown}; {hook.event} accepts {', '.join(sorted(known))}." if unknown else ""
-    )
-    deny = value.get("deny") if "deny" in known else None
-    if deny is True or (isinstance(deny, str) and deny.isspace()):
-        deny = "it gave no reason"
-    arguments = _typed(value, "arguments", dict, "an object") if "arguments" in known else None
-    answer = HookAnswer(
-        deny=shorten_end(_text_in({"deny": deny or None}, "deny").strip(), _DENIAL_CHARS),
-        context=shorten_end(_text_in(value, "context"), _TEXT_CHARS),
-        arguments=arguments,
-        summary=_text_in(value, "summary") if "summary" in known else "",
-        prompt=shorten_end(_text_in(value, "prompt").strip(), _TEXT_CHARS) if "prompt" in known else "",
-        entries=_entries_in(value, hook),
-        metadata=_typed(value, "metadata", dict, "an object") or {},
-    )
-    return answer, problem
-
-
-def _entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
-    """Return the custom entries of an answer. :raises ValueError: the entries cannot be used."""
-    given = _typed(value, "entries", list, "a list") or []
-    if len(given) > _MAX_ENTRIES:
-        raise ValueError(f"answered with {len(given)} entries instead of at most {_MAX_ENTRIES}")
-    entries = []
-    for each in given:
-        if not isinstance(each, dict) or not each.keys() <= _ENTRY_KEYS:
-            raise ValueError(
-                f"answered with an entry that is not an object, or has keys other than {', '.join(sorted(_ENTRY_KEYS))}"
-            )
-        namespace = _text_in(each, "namespace") or hook.namespace
-        if not _NAMESPACE.fullmatch(namespace):
-            raise ValueError(
-                f"answered with the namespace {namespace[:80]!r} instead of 1 to 64 characters of A-Z a-z 0-9 . _ : -"
-            )
-        entries.append(
-            Custom(
-                namespace=namespace,
-                text=shorten_end(_text_in(each, "text"), _TEXT_CHARS),
-                is_shown=bool(_typed(each, "show", bool, "true or false")),
-                for_model=bool(_typed(each, "model", bool, "true or false")),
-                message_id=new_message_id(),
-                data=_typed(each, "data", dict, "an object") or {},
-            )
-        )
-    return tuple(entries)
-
-
-def _typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
-    """Return the value of a key, or None if there is no value. :raises ValueError: the value has another type than
-    `kind`."""
-    found = value.get(key)
-    if found is not None and not isinstance(found, kind):
-        raise ValueError(f"answered with {key} = {json.dumps(found, default=str):.80} instead of {words}")
-    return found
-
-
-def _text_in(value: Mapping[str, object], key: str) -> str:
-    return _typed(value, key, str, "text") or ""
 
 
 def _run_function(load: Callable[[], Callable[..., object]], request: JsonObject) -> object:

@@ -8,8 +8,9 @@ from typing import Any
 
 from crow.domain.text import on_one_line, plural
 from crow.terminal.connection import Params
+from crow.terminal.markdown import MarkdownStream
 from crow.terminal.question import plain_title
-from crow.terminal.render import DIFF_LINES, Look, MarkdownStream, diff_of, output_of, plan_of, title_of, wrapped
+from crow.terminal.render import DIFF_LINES, Look, diff_of, output_of, plan_of, title_of, wrapped
 from crow.terminal.screen import Screen
 
 _REPLAYED_LINES = 16

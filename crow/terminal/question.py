@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crow.terminal.connection import Params
-from crow.terminal.render import Look, diff_of, inline
+from crow.terminal.markdown import inline
+from crow.terminal.render import Look, diff_of
 
 QUESTION_LINES = 1_000
 """The maximum number of lines that a permission question shows. If a call has more lines, the question offers only the

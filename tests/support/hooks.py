@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from crow.agent.history.branch import Branch
-from crow.agent.hooks import BranchHooks, Hook, HookEvent, Hooks, NamedHook
+from crow.agent.hook_answers import HookEvent
+from crow.agent.hooks import BranchHooks, Hook, Hooks, NamedHook
 from crow.domain.events import NoticeShown
 from crow.tools.workspace import DiskWorkspace
 

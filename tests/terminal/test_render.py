@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from crow.terminal.render import Look, MarkdownStream, diff_of, inline, look_of, output_of, plan_of, title_of, usage_of
+from crow.terminal.markdown import MarkdownStream, inline
+from crow.terminal.render import Look, diff_of, look_of, output_of, plan_of, title_of, usage_of
 
 PLAIN = Look(has_styles=False, has_colors=False)
 STYLED = Look()

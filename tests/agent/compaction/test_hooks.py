@@ -11,7 +11,8 @@ import pytest
 
 from crow.agent.compaction.compactor import CompactionResult
 from crow.agent.compaction.wish import CompactionWish
-from crow.agent.hooks import HookEvent, Hooks, NamedHook
+from crow.agent.hook_answers import HookEvent
+from crow.agent.hooks import Hooks, NamedHook
 from crow.domain.entries import Body, Checkpoint, NewEntry, Prompt, TurnEnd
 from crow.domain.events import NoticeShown, SummaryShown
 from crow.llm import ModelInfo
