@@ -23,9 +23,9 @@ class PermissionQuestion:
     arguments: str
     plan: PlannedCall
     always: str
-    """What the answer "always allow" would cover. If empty, that answer is not offered."""
+    """The calls that the answer "always allow" would cover, in words. If empty, that answer is not offered."""
     never: str = ""
-    """What the answer "always reject" would cover. If empty, that answer is not offered."""
+    """The calls that the answer "always reject" would cover, in words. If empty, that answer is not offered."""
     reason: str = ""
     """Why crow asks. Empty if the mode and the call make that clear."""
     offers_writes: bool = False
@@ -55,7 +55,7 @@ PermissionAnswer: TypeAlias = Literal[
 
 
 class Publisher(Protocol):
-    """Gets what happens in one session."""
+    """Receives the events of one session."""
 
     async def publish(self, event: Event) -> None:
         """Queue an event, and return when there is room for the next one. The event is queued before the first wait,

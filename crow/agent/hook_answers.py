@@ -1,4 +1,4 @@
-"""What hooks answer: which keys each event takes, and how an answer is checked.
+"""Checks the answers of hooks: each event accepts certain keys.
 
 An error message continues a sentence that begins with the hook's name and ends with "and is skipped."
 """

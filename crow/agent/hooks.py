@@ -178,8 +178,8 @@ class Hooks:
 class BranchHooks:
     """Calls the hooks for one branch. `on_failure` tells the user about a skipped hook.
 
-    A turn keeps the hooks with which it began. Hooks run in order, one at a time. What a hook adds is stored before the
-    model sees it.
+    A turn keeps the hooks with which it began. Hooks run in order, one at a time. Entries that a hook adds are
+    stored before the model sees them.
     """
 
     def __init__(self, hooks: Hooks, branch: Branch, workspace: Workspace, on_failure: OnFailure) -> None:
@@ -444,9 +444,9 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def _tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """Return what a hook learns about a call. `rule_tool` is the tool whose permission rules apply. It is usually
-    `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the absolute
-    paths of the files that the call touches, and is empty if they are not known in advance."""
+    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. It is
+    usually `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the
+    absolute paths of the files that the call touches, and is empty if they are not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Asks the user of a chat: for the permission of a call, and what MCP servers want to know."""
+"""Asks the user of a chat for permissions, and asks the questions of MCP servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Questions:
         return str(keys[typed]["optionId"])
 
     async def elicitation(self, params: Params) -> dict[str, Any]:
-        """Ask what a server wants to know, and return the answer to the request."""
+        """Ask the question of a server, and return the answer to the request."""
         await self._display.begin_block("question", self._look.paint("bold", params["message"]) + "\n")
         dialog = Dialog(self._look, self._write, lambda keys: self._key(keys, "dismiss"), self._keyboard.line)
         if params["mode"] == "url":
@@ -56,7 +56,8 @@ class Questions:
         return await dialog.fill_in(fields_of(params["requestedSchema"]))
 
     async def _key(self, keys: Mapping[str, str], escape_words: str) -> str:
-        """Show what each key means, and return the key that the user presses. `escape_words` say what Esc does."""
+        """Show the meaning of each key, and return the key that the user presses. `escape_words` is the meaning of
+        Esc."""
         for key, words in keys.items():
             await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
         escape = "Esc" if self._look.has_styles else "any other line"

@@ -329,7 +329,7 @@ class _Chat:
 
     @contextmanager
     def _working(self, label: str = "") -> Iterator[None]:
-        """During the block, show the spinner, and take what is typed for later."""
+        """During the block, show the spinner with `label`, and collect the text that the user types."""
         self._phase, self._screen.label = _Phase.WORKING, label
         self._begun_at, self._screen.status = time.monotonic(), self._turn_status
         try:
@@ -400,7 +400,7 @@ class _Chat:
         return [*self._display.running(columns), *self._typed.shown(columns)] if is_shown else []
 
     async def _say_queue(self, steering: tuple[str, ...]) -> None:
-        """Say what happens with a line, without any drawing."""
+        """Tell a user without styles whether a typed line was queued."""
         if not steering:
             async with self._writing:
                 queued = self._typed.queue

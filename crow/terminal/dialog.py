@@ -1,4 +1,4 @@
-"""What MCP servers ask the user at the terminal: to open a page, or to fill in a form."""
+"""Shows the questions of MCP servers at the terminal: open a page, or fill in a form."""
 
 from __future__ import annotations
 

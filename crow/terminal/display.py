@@ -120,7 +120,7 @@ class Display:
         await self._write(self._stream.feed(text))
 
     async def end_message(self) -> None:
-        """Show what is held back of the newest message, which gets no more text."""
+        """Show the text of the newest message that was held back. The message gets no more text."""
         if self._stream is not None:
             stream, self._stream = self._stream, None
             await self._write(stream.end())

@@ -1,6 +1,7 @@
-"""Keeps what the user types while `crow chat` starts.
+"""Collects the keys that the user presses while `crow chat` starts.
 
-This module runs before everything else is imported, so it imports only what takes no time.
+This module runs before everything else is imported, so it imports only modules that
+load at once.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _EarlyKeys:
                 self._typed = os.read(0, _MAX_BYTES).replace(b"\n", b"\r")
 
     def take(self) -> str:
-        """Return what was typed before `keep`, once. What was typed since then is still at the terminal."""
+        """Return the keys that were typed before `keep`, once. Keys typed since then are still at the terminal."""
         typed, self._typed = self._typed, b""
         return typed.decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""What crow asks and says when a user chats for the first time."""
+"""Questions and remarks of crow when a user chats for the first time."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Keyboard(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Show again what is below the prompt."""
+        """Draw the line below the prompt again."""
         ...
 
 
@@ -131,7 +131,7 @@ class Pastes:
         """Maps marks to texts."""
 
     def shown(self, text: str) -> str:
-        """Return what the line editor shows for a pasted text."""
+        """Return the text that the line editor shows for a pasted text: the text itself, or a mark."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         lines = text.count("\n") + (not text.endswith("\n"))
         if lines <= _PASTED_LINES and len(text) <= _PASTED_CHARS:
@@ -175,7 +175,7 @@ class _EscapeReader(PosixStdinReader):
     is_escape = False
     """Whether the newest Esc was the key: nothing else arrived with it or soon after it."""
     _last, _last_s = "", 0.0
-    """What was read last, and when."""
+    """The text that was read last, and its monotonic time in seconds."""
 
     def read(self, count: int = 1024) -> str:
         data, now = super().read(count), time.monotonic()
@@ -451,7 +451,7 @@ class _KeyCollector:
 
     @contextmanager
     def running(self, take: Callable[[bytes], object]) -> Iterator[None]:
-        """Pass what is typed during the block to `take`."""
+        """During the block, pass the typed bytes to `take`."""
         self._take = take
         self._listen()
         try:
@@ -463,7 +463,7 @@ class _KeyCollector:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Leave what is typed during the block to others."""
+        """During the block, read nothing, so that somebody else can read what is typed."""
         if self._take is None:
             yield
             return

@@ -17,9 +17,9 @@ class Choice:
     """A line of the list."""
 
     value: str
-    """What the choice stands for, such as the id of a session."""
+    """The value that the choice stands for, such as the id of a session."""
     words: str
-    """What the user sees."""
+    """The text that the user sees."""
 
 
 async def pick(

@@ -110,7 +110,7 @@ async def connect_to(
 async def _bridged(
     place: Address, token: str, client: RemoteClient, observe: Observer | None, times: Times
 ) -> AsyncIterator[RemoteConnection]:
-    """Run a bridge in a thread, and read what it passes on."""
+    """Run a bridge in a thread, and read the messages that it passes on."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     sink = os.dup(theirs.fileno())  # `poll` needs a descriptor of its own for each direction
@@ -172,7 +172,8 @@ class RemoteConnection:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server can be reached now. If not, crow connects again, and what is sent waits."""
+        """Whether the server can be reached now. If not, crow connects again, and messages to the
+        server wait."""
         return self._bridge.is_connected
 
     @property
@@ -210,7 +211,7 @@ class RemoteConnection:
     # Messages of the server.
 
     async def read(self, reader: asyncio.StreamReader) -> None:
-        """Read what the bridge passes on, until it ends."""
+        """Read the messages that the bridge passes on, until the bridge ends."""
         splitter = frames.LineSplitter(_MAX_MESSAGE_BYTES)
         while data := await reader.read(1 << 18):
             for line in splitter.feed(data):

@@ -251,7 +251,7 @@ def read_into(fd: int, typed: asyncio.Future[bytes]) -> None:
 
 
 def discard_input(fd: int) -> None:
-    """Discard what was typed at this terminal and not read yet."""
+    """Discard the keys that were typed at this terminal and not read yet."""
     try:
         import termios  # not available on Windows
     except ImportError:

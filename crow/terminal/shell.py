@@ -63,7 +63,7 @@ class UserCommands:
         return self._is_running
 
     def take_results(self) -> list[str]:
-        """Return what the model is told about the commands since the last call of this method."""
+        """Return the texts for the model about the commands that ended since the last call of this method."""
         results, self._results = self._results, []
         return results
 

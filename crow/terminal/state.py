@@ -1,4 +1,4 @@
-"""What a chat knows of its session from the front end's messages: mode, model, usage, and whether a turn runs."""
+"""The state of a chat's session, as the front end reports it: mode, model, usage, and whether a turn runs."""
 
 from __future__ import annotations
 

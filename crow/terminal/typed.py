@@ -1,4 +1,5 @@
-"""What the user types while a turn runs: the line in progress, and the texts that wait for the end of the turn."""
+"""The texts that the user types while a turn runs: the line in progress, and those that wait for the end of the
+turn."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _PARTS = re.compile(r"[^\x00-\x1f\x7f]+|.", re.DOTALL)
 """Splits keys into runs of ordinary characters and single control characters."""
 
 _END_CHARS = 4_000
-"""More than any terminal shows of a line. The text before is not looked at."""
+"""More than any terminal shows of a line. The text before the last so many characters is ignored."""
 _SHOWN = 2
 """The maximum number of waiting texts that are shown, newest last."""
 
@@ -100,7 +101,7 @@ class TypedText:
         return [cut(line, columns) for line in (*lines, self.hint())]
 
     def hint(self) -> str:
-        """Return what the keys do now."""
+        """Return a line that says what the keys do now."""
         if self.line:
             return "Enter queues this for after the turn" + (" · Esc takes back" if self.queue else " · Esc clears it")
         if self.queue and self.queue[0].startswith(COMMANDS):

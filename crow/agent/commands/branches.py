@@ -67,7 +67,7 @@ class _RestoreOptions:
     """The user's choices about the part of the conversation that a move abandons."""
 
     place: str = ""
-    """What the user typed before the options."""
+    """The text that the user typed before the options. Empty if there was none."""
     files: Literal["ask", "restore", "keep"] = "ask"
     """Whether to restore the files that were changed in that part."""
     summary: bool = False

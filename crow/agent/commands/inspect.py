@@ -290,7 +290,7 @@ async def export(context: CommandContext, argument: str) -> str:
 
 
 async def diff(context: CommandContext, argument: str) -> str:
-    """Show what the built-in tools changed on this branch. The diffs come from file contents that crow stored."""
+    """Show the changes of the built-in tools on this branch. The diffs come from file contents that crow stored."""
     changes = await context.store.file_changes(context.branch.leaf, None)
     by_commands = [entry for entry in changes if holds_change_sets([entry])]
     by_path, results = group_by_path([entry for entry in changes if not holds_change_sets([entry])])
@@ -337,7 +337,7 @@ class _ChangedFile:
     after: str
     """Its content after the last change."""
     notes: tuple[str, ...]
-    """What the diff cannot show."""
+    """Facts that the diff cannot show, such as that somebody else has changed the file."""
     is_binary: bool = False
 
 

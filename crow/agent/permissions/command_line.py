@@ -32,9 +32,9 @@ _RUN = (("run",), ("exec",), ("dlx",))
 _INPUT_TAKERS = frozenset(("xargs", "gxargs", "parallel"))
 """Wrappers that add words from their input to the command that they run."""
 _REPLACES = re.compile(r"^(?:-[IJ] |-[IiJ]|--replace=)(\S+)")
-"""Matches the option of `xargs` that says what is replaced, with the word after it."""
+"""Matches the option of `xargs` that names the text to replace, with the word after the option."""
 _PLACEHOLDER = re.compile(r"\{[^{} ]*\}")
-"""Matches what `find`, `xargs` and others replace with a file name or a part of their input, such as `{}` or `{.}`."""
+"""Matches a text that `find`, `xargs` and others replace with a file name or a part of their input, such as `{}`."""
 _PLAIN_OPTIONS = frozenset(("--", "--login", "--noprofile", "--norc", "--posix"))
 """Long options of shells that take no value."""
 
@@ -99,13 +99,14 @@ def named_files(line: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _LastCommand:
-    """A command that another command runs. What it runs in turn is found in the words of the other command, too."""
+    """A command that a wrapper or a shell runs. It is not searched for further commands: they are found in the words of
+    the wrapper, too."""
 
     words: Words
 
 
 def _run_by(words: Words) -> Iterator[str | Words | _LastCommand]:
-    """Yield what a command runs: texts for a shell, and commands."""
+    """Yield the texts and the commands that a command runs. A shell reads the texts."""
     program = program_of(words[0])
     if program in _SOURCES:
         return
@@ -125,8 +126,8 @@ def _run_by(words: Words) -> Iterator[str | Words | _LastCommand]:
 
 
 def _run_by_shell(words: Words) -> Iterator[str | _LastCommand]:
-    """With `-c`, a shell runs the text after that option. Without `-c`, it runs a script if one is named. Without `-c`
-    and without a script, it runs its input, which is unknown."""
+    """Yield the commands of a shell. With `-c`, it runs the text after that option. Without `-c`, it runs a script if
+    one is named. Without `-c` and without a script, it runs its input, which is unknown."""
     option = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = (at for at in range(1, len(words)) if not words[at].startswith(("-", "+")))
     if option:
@@ -138,8 +139,8 @@ def _run_by_shell(words: Words) -> Iterator[str | _LastCommand]:
 
 
 def _run_by_wrapper(words: Words) -> Iterator[str | Words | _LastCommand]:
-    """The other command may begin at any word of a wrapper, because the wrapper's options may take values. A single
-    word may also be a whole command line."""
+    """Yield each command that a wrapper may run. It may begin at any word, because an option of the wrapper may take a
+    value. A single word may also be a whole command line."""
     first, more = len(words), Words()
     if program_of(words[0]) in _INPUT_TAKERS:
         words, first = _with_input(words)

@@ -121,8 +121,8 @@ def decide(
 
 
 def _decide_about_changes(name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule]) -> Decision:
-    """Decide whether what a command or a subagent has changed in its layer is kept. The command itself was allowed to
-    run. If the answer is no, the changes of a subagent stay in its layer."""
+    """Decide whether the changes that a command or a subagent made in its layer are kept. The command itself was
+    allowed to run. If the answer is no, the changes of a subagent stay in its layer."""
     is_command = call.access == "execute"
     if (refusal := refusal_of_changes(call, rules)) is not None:
         return refusal

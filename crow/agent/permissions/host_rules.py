@@ -60,7 +60,8 @@ def siblings_at(call: PlannedCall, host: Host, mode: str, rules: Sequence[Permis
 
 
 def _plan_of_write(call: PlannedCall, use: Use) -> PlannedCall:
-    """Return a planned call that stands for what a command may change at a host with the user's credential."""
+    """Return a planned call that stands for the changes that a command may make at a host with the user's
+    credential."""
     return PlannedCall(
         announcement=call.announcement,
         access="fetch",

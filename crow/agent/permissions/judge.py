@@ -95,13 +95,13 @@ _HOST_IN_BACKGROUND = (
 
 
 _Review: TypeAlias = Callable[[Changes, PlannedCall | None], Awaitable[str]]
-"""Takes what a command has changed, and the command's plan if an earlier call started it. Returns the reason for the
-model if the changes are not kept."""
+"""Takes the changes of a command, and the command's plan if an earlier call started the command. Returns the reason for
+the model if the changes are not kept, otherwise an empty string."""
 
 
 def about_changes(plan: PlannedCall, changes: Changes, diffs: Sequence[Diff], cwd: str) -> PlannedCall:
-    """Return the plan of a command that has run in a layer, with what it has changed there. The user is asked about
-    this plan."""
+    """Return the plan of a command that has run in a layer, with the changes that it made there. The user is asked
+    about this plan."""
     shown = tuple(change.path for change in changes.shown)
     silent = {change.path for change in changes.listed if not change.is_same} - set(shown)
     return replace(
@@ -142,11 +142,12 @@ class Permissions:
         self._session = session or self
         """The permissions of the session, which have the rules of the user's file. For a session, this object."""
         self.reviews: dict[str, _Review] = {} if session is None else session.reviews
-        """For each running call, decides whether what its command has changed in a layer is kept."""
+        """Maps the id of each running call to the function that decides whether the changes of its command are kept."""
         self.hosts: dict[str, Callable[[Host, Use | None], Awaitable[HostVerdict]]] = (
             {} if session is None else session.hosts
         )
-        """For each running call, decides whether its command may reach a host, and use a credential there."""
+        """Maps the id of each running call to the function that decides whether its command may reach a host, and use a
+        credential there."""
 
     def narrowed(self, mode: str) -> Permissions:
         """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
@@ -262,7 +263,7 @@ class Permissions:
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     def refusal_of_changes(self, plan: PlannedCall) -> str:
-        """Return why a deny rule forbids what a command has changed. Return an empty string if none does."""
+        """Return why a deny rule forbids the changes of a command. Return an empty string if none does."""
         refusal = refusal_of_changes(plan, current_rules(self._session.rules, self._branch.row))
         return "" if refusal is None else refusal.words
 
@@ -283,7 +284,8 @@ class Permissions:
         return None
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
-        """Decide whether the model may answer a request of a server. `text` is what the model would get."""
+        """Decide whether the model may answer a request of a server. `text` is the text that the model would
+        get."""
         plan = PlannedCall(
             announcement=request.announcement,
             access="external",

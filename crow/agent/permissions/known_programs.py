@@ -1,4 +1,4 @@
-"""What crow knows of programs that run other programs or have subcommands."""
+"""Tables of programs that run other programs, or that have subcommands."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Risks(NamedTuple):
     """Long options that are not risky although they look like a shortened risky one."""
 
 
-ALWAYS = Risks(pattern=r"^")
+_ALWAYS = Risks(pattern=r"^")
 """Every word is risky."""
 
 _OUTWARD = r"(?:^|=|^-[A-Za-z]+)(?:[/~]|\.[^/.]|\.\.)|/\.[^/.]|/\.\.|(?i:(?:agents|claude|gemini)\.md)|(?:^|/)HEAD$|\$"
@@ -90,10 +90,10 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         letters="oOKDcTdFJbE",
         pattern=r"%output|^@|=@|^-[A-Za-z]+@",
     ),
-    "wget": ALWAYS,
+    "wget": _ALWAYS,
     "rsync": Risks(long="rsh rsync-path log-file write-batch", letters="e", pattern=_OUTWARD),
     "scp": Risks(letters="SoF", pattern=_OUTWARD),
-    "sftp": ALWAYS,
+    "sftp": _ALWAYS,
     "make": Risks(long="file makefile directory eval include-dir environment-overrides", letters="fCIeE", pattern=r"="),
     "pip": Risks(
         long="target prefix root src log report cache-dir index-url extra-index-url find-links python config-settings "
@@ -280,10 +280,10 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
     ),
     **dict.fromkeys(
         ("vi", "vim", "nvim", "view", "ex", "ed", "emacs", "nano", "crontab", "at", "batch", "expect", "gdb", "lldb"),
-        ALWAYS,
+        _ALWAYS,
     ),
     **dict.fromkeys(
-        ("source", ".", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript", "ansible"), ALWAYS
+        ("source", ".", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript", "ansible"), _ALWAYS
     ),
 }
 ALIASES = {

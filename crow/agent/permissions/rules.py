@@ -42,11 +42,11 @@ _WITH_ARGUMENT = (
     "network_write",
 )
 KEPT_CHANGES = "shell_changes"
-"""The name in rules for what commands change in their layers."""
+"""The name in rules for the changes that commands make in their layers."""
 NETWORK = "network"
 """The name in rules for the hosts that commands reach."""
 NETWORK_WRITE = "network_write"
-"""The name in rules for what commands may change at hosts with the user's credential."""
+"""The name in rules for the changes that commands may make at hosts with the user's credential."""
 ASKED_BY_CONTENT = ("skill", "task")
 """Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
 crow asks the user again."""
@@ -125,7 +125,7 @@ class PermissionRule:
 
     def is_outdated(self, call: PlannedCall) -> bool:
         """Return whether the called MCP tool is not the one that the user's answer was about. An older version of crow
-        stored no fingerprints, so what its rules were about is unknown."""
+        stored no fingerprints, so it is not known which tools its rules were about."""
         is_by_name = self.is_users or self.is_typed or _PLAIN_NAME.fullmatch(self.tool) is None
         return not is_by_name and self.fingerprint != call.coverage.fingerprint
 
@@ -301,7 +301,8 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
 
 
 def rule_for_changes(folder: str, cwd: str) -> PermissionRule:
-    """Return the rule to store when the user allows what commands change below a folder. It applies only in `cwd`."""
+    """Return the rule to store when the user allows all changes of commands below a folder. The rule applies only in
+    `cwd`."""
     argument = f"{folder}/**"
     return PermissionRule(tool=KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=_normal_cwd(cwd))
 

@@ -49,7 +49,7 @@ def simple_words(line: str) -> Words | None:
 
 @dataclass(slots=True)
 class ShellText:
-    """What a text contains."""
+    """The commands and the redirections in a text."""
 
     commands: list[tuple[Words, int]] = field(default_factory=list)
     """The commands, with their depths, in the order in which they end. Commands in substitutions are among them."""
@@ -62,7 +62,7 @@ class ShellText:
 
 
 def read_text(text: str, depth: int = 0) -> ShellText:
-    """Return what a text contains. `depth` is the depth of the text itself."""
+    """Return the commands and the redirections in a text. `depth` is the depth of the text itself."""
     found = ShellText()
     _Reader(text, found, depth).read()
     return found
@@ -193,7 +193,8 @@ class _Reader:
         return self._text[start:stop]
 
     def _read_double(self, end: str) -> None:
-        """Read double-quoted text up to and including the character `end`. If `end` is empty, read all that is left."""
+        """Read double-quoted text up to and including the character `end`. If `end` is empty, read to the end of
+        the text."""
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == end:

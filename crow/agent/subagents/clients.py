@@ -1,8 +1,8 @@
-"""The clients of subagents: they pass on to the session's client what a subagent says, does and asks.
+"""The clients of subagents: they pass the text, calls and questions of a subagent on to the client of its session.
 
-An editor that shows subagents gets each as a session of its own (`ShownClient`). In other editors, a subagent in the
+An editor that shows subagents gets each as a session of its own (`_ShownClient`). In other editors, a subagent in the
 foreground is shown by the call that started it (`SubagentClient`), and one in the background is not shown
-(`HiddenClient`).
+(`_HiddenClient`).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def client_for(
 ) -> SubagentClient:
     """Return the client of a subagent that the call `call_id` starts. `client` is the client of the session."""
     if client.shows_subagents:
-        return ShownClient(client, log, call_id, is_background=is_background)
+        return _ShownClient(client, log, call_id, is_background=is_background)
     if is_background:
-        return HiddenClient(client, log, None)
+        return _HiddenClient(client, log, None)
     return SubagentClient(client, log, on_output)
 
 
@@ -108,8 +108,8 @@ class SubagentClient:
         await self._client.finish_question(question_id)
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """Return what the subagent may do. `shared` are the permissions of the subagent's session, whose mode and
-        rules always apply."""
+        """Return the permissions of the subagent. `shared` are the permissions of the subagent's session, whose mode
+        and rules always apply."""
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:
@@ -178,7 +178,7 @@ class SubagentClient:
 
     def report(self, words: str, changes: str = "") -> tuple[str, str]:
         """Report how a task in the background has ended. Return a text for the model and a line for the user. Both
-        begin with `words`, which name the task. `changes` says what it has changed in its layer."""
+        begin with `words`, which name the task. `changes` describes its changes in its layer."""
         task_id = self.branch.row.id if self.branch is not None else ""
         end = self.end or _CANCELLED
         match end.stop:
@@ -192,7 +192,7 @@ class SubagentClient:
         return f"{remark}{more}{resume_hint(task_id)}", remark.replace(", which you started in the background,", "")
 
 
-class HiddenClient(SubagentClient):
+class _HiddenClient(SubagentClient):
     """The client of a subagent that works in the background and that the editor cannot show. It never asks the user,
     because a question needs a running turn."""
 
@@ -219,7 +219,7 @@ class HiddenClient(SubagentClient):
         return shared.asking(self)
 
 
-class ShownClient(SubagentClient):
+class _ShownClient(SubagentClient):
     """The client of a subagent that the editor shows as a session of its own."""
 
     def __init__(self, client: Client, log: BranchLog, call_id: str, *, is_background: bool = False) -> None:

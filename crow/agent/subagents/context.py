@@ -20,7 +20,7 @@ _ALL_CHARS, _FILE_CHARS = 80_000, 40_000
 """The most characters of all files together, and of one file."""
 
 _MIN_FILE_CHARS = 200
-"""If less room than this is left, no more files are attached."""
+"""If fewer characters than this still fit, no more files are attached."""
 _STATE_TOKENS = 2_000
 """The most tokens of the caller's last summary and its newest messages together."""
 _LISTED_FILES = 30

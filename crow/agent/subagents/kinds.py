@@ -68,7 +68,7 @@ class Speciality:
     isolated: bool = False
     """The subagent works in a layer of its own."""
     context: tuple[str, ...] = AGENT_CONTEXT
-    """What the subagent may get besides its prompt."""
+    """The information that the subagent may get besides its prompt: `files`, `state`, or both."""
 
     @classmethod
     def of(cls, task: Task, models: Iterable[str]) -> Speciality:

@@ -350,7 +350,7 @@ class Subagents:
             yield ToolSubset(own, running.tools.specs())
 
     async def _changes(self, running: RunningTask) -> str:
-        """Tell the model what a subagent has changed in its layer, if it has one."""
+        """Return a text for the model about the changes in the subagent's layer. Return "" if the subagent has none."""
         if not running.kind.isolated:
             return ""
         try:

@@ -47,7 +47,7 @@ class _OpenCall:
     """The call as the model or a hook wants it."""
     plan: PlannedCall
     announcement: Announcement
-    """What clients are shown of the call until it has a result."""
+    """The title and the details with which clients show the call until it has a result."""
     is_changed: bool = False
     """A hook has changed the announced arguments."""
     why: str = ""
@@ -83,7 +83,8 @@ class Calls:
         self._failure: StoreError | None = None
         """Why a result of the current step could not be stored. `run` raises it."""
         self._reviewing = anyio.Lock()
-        """Held while the user is asked about what a running command has changed or wants to reach."""
+        """Held while the user is asked about the changes of a running command, or about a host that it wants to
+        reach."""
 
     async def prepare(self) -> None:
         """Let the tools get ready while the model answers."""
@@ -235,8 +236,8 @@ class Calls:
     async def _review(
         self, opened: _OpenCall, plan: PlannedCall, changes: Changes, command: PlannedCall | None = None
     ) -> str:
-        """Decide whether what a command has changed in its layer is kept. If not, return the reason for the model,
-        otherwise an empty string. `command` is the plan of the command if an earlier call started it."""
+        """Decide whether the changes that a command made in its layer are kept. If not, return the reason for the
+        model, otherwise an empty string. `command` is the plan of the command if an earlier call started it."""
         async with self._reviewing:  # an answer such as "always allow" may also answer the next question
             return await self._judge_changes(opened, command or plan, changes)
 

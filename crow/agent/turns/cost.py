@@ -28,16 +28,16 @@ class Budget:
         self._settings = settings
         self._report = report
         self._opened_at = branch.row.cost
-        """What the session had cost when it was opened. This and the next two are in USD."""
+        """The cost of the session when it was opened. This cost and the next two are in USD."""
         self._turn_start = branch.row.cost
-        """What the session had cost when the turn began."""
+        """The cost of the session when the turn began."""
         self._session_start: float | None = None
-        """What the session had cost when its present allowance began. None until the first allowance is used up."""
+        """The cost of the session when its present allowance began. None until the first allowance is used up."""
         self._has_reached_session_limit = False
         self._has_told_unknown_prices = False
 
     def begin_turn(self) -> None:
-        """Remember what the session cost before this turn."""
+        """Remember the cost of the session before this turn."""
         self._turn_start = self._branch.row.cost
         if self._has_reached_session_limit:
             self._session_start, self._has_reached_session_limit = self._branch.row.cost, False

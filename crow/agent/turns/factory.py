@@ -40,7 +40,8 @@ class Worker:
 
 
 class TurnFactory:
-    """Makes the turns of one session and of its subagents. They share a budget, and what is known about windows."""
+    """Makes the turns of one session and of its subagents. They share a budget, and the
+    facts that crow has learned about context windows."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class TurnFactory:
         """The names of the models whose endpoints are down, as the user was told."""
 
     def worker(self, branch: Branch, permissions: Permissions) -> Worker:
-        """Return what the turns on `branch` share."""
+        """Return the objects that all turns on `branch` share."""
         return Worker(
             branch=branch,
             permissions=permissions,

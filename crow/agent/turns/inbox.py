@@ -49,7 +49,7 @@ class _Ended:
 
 
 class Inbox:
-    """Keeps what has ended in the background of a session until the model is told about it."""
+    """Remembers which work of a session has ended in the background, until the model is told about it."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Inbox:
             await self._branch.publish(NoticeShown(severity="info", title=title, description=description))
 
     async def deliver(self) -> None:
-        """Tell the model what has ended. Each text is added to the history and removed from the inbox in one
+        """Tell the model which work has ended. Each text is added to the history and removed from the inbox in one
         transaction.
 
         :raises ~crow.domain.errors.StoreError: something could not be stored; the rest stays in the inbox.

@@ -1,4 +1,4 @@
-"""Tells the model what is new before each request, besides the results of its calls."""
+"""Tells the model, before each request, what has happened besides the results of its calls."""
 
 from __future__ import annotations
 

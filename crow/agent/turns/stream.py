@@ -29,7 +29,7 @@ _BUFFER_CHARS = 512 * 1024
 
 
 class _Shown:
-    """The text or the thought of an answer, as far as it was shown."""
+    """The part of an answer's text, or of its thought, that clients have been shown."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -49,7 +49,7 @@ class _Shown:
         return self._saved != len(self.pieces)
 
     def take_unsaved(self) -> str:
-        """Return what is not saved yet. It counts as saved from now on."""
+        """Return the text that is not saved yet. It counts as saved from now on."""
         unsaved, self._saved = "".join(self.pieces[self._saved :]), len(self.pieces)
         return unsaved
 
