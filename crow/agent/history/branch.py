@@ -80,6 +80,10 @@ class TurnUsage:
         """Add `usage` to the sum of this turn."""
         self.turn = usage if self.turn is None else self.turn + usage
 
+    def add_idle(self, usage: Usage) -> None:
+        """Add `usage` to the sum of the next turn: no turn runs."""
+        self._idle = usage if self._idle is None else self._idle + usage
+
     def begin_turn(self) -> None:
         """Begin a new sum, with what was used since the last turn."""
         self.turn, self._idle = self._idle, None

@@ -250,10 +250,12 @@ class Subagents:
             running.ended.set()
 
     async def _count(self, branch: Branch) -> None:
-        """Add the usage of a task to the turn that started the task. The store has already added this usage to the
-        session's row."""
-        if branch.usage.turn is not None:
-            self.parent.usage.add(branch.usage.turn)
+        """Add the usage of a task to the turn of the session, or to its next turn if none runs. The store has already
+        added this usage to the session's row."""
+        used = branch.usage.turn
+        if used is not None:
+            is_idle = self.parent.claimed_to is None
+            (self.parent.usage.add_idle if is_idle else self.parent.usage.add)(used)
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self.parent.refresh_cost()
 

@@ -464,3 +464,23 @@ async def test_changes_that_cannot_be_read_end_neither_the_session_nor_the_answe
         told = [body.text for body in await run.bodies("s1") if isinstance(body, Custom)]
         assert "done" in told[0]
         assert "Its changes cannot be shown" in told[0]
+
+
+async def test_the_usage_of_a_task_that_ends_between_two_turns_counts_for_the_next_turn(tmp_path: Path) -> None:
+    gate = anyio.Event()
+    model = Casting(
+        Begin=[
+            Say(calls=(task(prompt="Work on it", background=True),), usage=NOTHING),
+            Say(text=["started"], usage=NOTHING),
+            Say(text=["known"], usage=Usage(input_tokens=1, output_tokens=1)),
+        ],
+        Work=[Say(text=["done"], hold=gate, usage=Usage(input_tokens=70, output_tokens=7))],
+    )
+    async with running(tmp_path, model) as run:
+        assert await run.session.prompt(text("Begin")) == "end_turn"
+        gate.set()
+        while run.session.runner.subagents:
+            await anyio.lowlevel.checkpoint()
+        later = run.session.submit(text("Again"))
+        assert await run.session.answer(later) == "end_turn"
+    assert later.usage == Usage(input_tokens=71, output_tokens=8)
