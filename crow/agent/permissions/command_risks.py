@@ -8,7 +8,7 @@ no list of words describes, such as wrappers and interpreters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from crow.agent.permissions.command_line import ASSIGNMENT
 from crow.agent.permissions.known_programs import RUNNERS, SHELLS, SUBCOMMANDS, WRAPPERS, program_of
@@ -25,29 +25,16 @@ _GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs
 """Harmless options that may come between `git` and its subcommand."""
 _RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl", "shell", "exec-env", "exec-file"))
 """Subcommands with which the programs in `_EXECUTORS` run another program."""
-_EXECUTORS = frozenset(
-    (
-        *(
-            "poetry",
-            "pipenv",
-            "pdm",
-            "rye",
-            "hatch",
-            "pixi",
-            "conda",
-            "mamba",
-            "micromamba",
-            "bundle",
-            "opam",
-            "rustup",
-        ),
-        *("uv", "pnpm", "npm", "yarn", "bun", "deno", "lerna", "nx", "rbenv", "pyenv", "nodenv", "asdf", "volta"),
-        *("lxc", "incus", "limactl", "multipass", "machinectl", "flatpak", "snap", "wsl", "heroku", "fly", "vagrant"),
-        *("op", "doppler", "infisical", "dotenv", "aws-vault", "chamber", "sops", "teller"),
-    )
-)
-"""Package managers, containers and keepers of secrets: programs that run another program with `run` or `exec`."""
-_SCRIPTED = frozenset(("npm", "pnpm", "yarn", "bun", "deno"))
+_EXECUTORS: Mapping[str, int] = {
+    **dict.fromkeys(("poetry", "pipenv", "pdm", "rye", "hatch", "pixi", "conda", "mamba", "micromamba", "bundle"), 0),
+    **dict.fromkeys(("uv", "pnpm", "npm", "yarn", "bun", "deno", "lerna", "nx", "opam", "rbenv", "pyenv", "nodenv"), 0),
+    **dict.fromkeys(("asdf", "volta", "op", "doppler", "infisical", "dotenv", "teller", "flatpak", "snap", "fly"), 0),
+    **dict.fromkeys(("rustup", "lxc", "incus", "limactl", "multipass", "machinectl", "heroku"), 1),
+    **dict.fromkeys(("aws-vault", "chamber", "sops"), 1),
+}
+"""Package managers, containers and keepers of secrets, which run another program with one of `_RUN`. Each maps to the
+number of operands before the other program, such as the name of the container."""
+_SCRIPTED = frozenset(("npm", "pnpm", "yarn", "bun", "deno", "lerna", "nx"))
 """Package managers whose `run` only runs scripts of the project, so it is no riskier than `python *`."""
 _INTERPRETERS = re.compile(
     r"(?:i?python|pypy)[\d.]*|node|deno|bun|perl[\d.]*|ruby[\d.]*|php[\d.]*|lua[\d.]*|R|Rscript|julia|elixir|iex|escript|"
@@ -84,9 +71,12 @@ def find_risk(words: Words, fixed: int) -> str | None:
             return next(iter(more), None)
         return find_risk(words[start:], fixed - start)
     if program in _EXECUTORS and words[1:2] and words[1] in _RUN and not (words[1] == "run" and program in _SCRIPTED):
-        if fixed < 3 or words[2].startswith("-"):  # the rule does not say which program runs
+        start = 2 + _EXECUTORS[program]
+        start += words[start : start + 1] == ("--",)
+        has_options = any(word.startswith("-") and word != "--" for word in words[2 : start + 1])
+        if fixed <= start or has_options:  # the rule does not say which program runs
             return next(iter(more), None)
-        return find_risk(words[2:], fixed - 2)
+        return find_risk(words[start:], fixed - start)
     if _INTERPRETERS.fullmatch(program):
         return _interpreter_option(words, fixed)
     if program == "git" and (option := next(_git_options(words, fixed), None)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import anyio.to_thread
 
-from crow.agent import Client, PermissionQuestion
+from crow.agent import Client, PermissionAnswer, PermissionQuestion
 from crow.agent.history.branch import Branch
 from crow.agent.permissions.decisions import (
     Allow,
@@ -302,21 +302,18 @@ class Permissions:
         return found if asked.coverage.argument in found.hosts else Registries()
 
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
+        asked = replace(plan, parts=ask.parts) if ask.parts else plan
         can_last = not plan.touched.is_protected and not plan.coverage.asks_once and ask.doubtful is None
         below = common_folder(plan.changed, self._branch.row.cwd) if can_last else ""
-        # a rule for a subagent's changes would name a subagent that has ended
-        has_rule = can_last and plan.coverage.rule_tool != KEPT_CHANGES
-        cwd = self._branch.row.cwd
-        asked = replace(plan, parts=ask.parts) if ask.parts else plan
+        registries = await self._registries(asked) if can_last else Registries()
+        lasting = self._lasting_answers(call, plan, asked, below, registries, can_last=can_last)
         always, never = (
-            " and ".join(map(rule_words, rules_for(call.name, asked, allow=allow, cwd=cwd))) for allow in (True, False)
+            " and ".join(map(rule_words, lasting.get(answer, ()))) for answer in ("allow_always", "reject_always")
         )
         reason, changes = doubt(ask.doubtful) if ask.doubtful is not None else "", ""
-        outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, cwd))
+        outdated = outdated_rule(call.name, plan, rules_at(self._branch.row.permissions, self._branch.row.cwd))
         if outdated is not None and not reason:
             reason, changes = change_of_tool(outdated, plan)
-        registries = await self._registries(asked) if can_last else Registries()
-        offers_writes = can_last and plan.access == "execute" and plan.command_access == "write"
         is_inner = plan.coverage.inner_arguments is not None
         answer = await self._client.ask(
             PermissionQuestion(
@@ -324,10 +321,10 @@ class Permissions:
                 name=(plan.coverage.rule_tool if is_inner else None) or call.name,
                 arguments=call.arguments if plan.coverage.inner_arguments is None else plan.coverage.inner_arguments,
                 plan=plan,
-                always=always if has_rule else "",
-                never=never if has_rule else "",
+                always=always,
+                never=never,
                 reason=reason,
-                offers_writes=offers_writes,
+                offers_writes="allow_writes" in lasting,
                 below=below,
                 registries=registries.words() if registries.hosts else "",
                 rule="" if reason else allowing_rule(call.name, asked),
@@ -336,20 +333,38 @@ class Permissions:
         )
         if answer == "cancelled":
             return None
-        allows = answer.startswith("allow")
-        rules: tuple[PermissionRule, ...] = ()
-        if offers_writes and answer == "allow_writes":
-            rules = (rule_for_writes(cwd),)
-        elif below and answer == "allow_below":
-            rules = (rule_for_changes(below, cwd),)
-        elif registries.hosts and answer == "allow_registries":
-            rules = rules_for_hosts(registries.hosts, cwd)
-        elif (has_rule and answer in ("allow_always", "reject_always")) or (allows and plan.coverage.asks_once):
-            rules = rules_for(call.name, asked, allow=allows, cwd=cwd)
-        if rules:
-            await self._branch.change_rules(partial(with_answer, rules))
-        if allows:
+        if answer in lasting:
+            await self._branch.change_rules(partial(with_answer, lasting[answer]))
+        if answer.startswith("allow"):
             return Allow(why=f"{answer.replace('_', ' ')} by the user")
         if plan.changed and plan.access == "execute" and answer.startswith("reject"):
             return Refuse(words=_CHANGES_REJECTED)
         return Refuse(words={"cannot_ask": CANNOT_ASK, "unanswered": _UNANSWERED}.get(answer, _REJECTED))
+
+    def _lasting_answers(
+        self,
+        call: ToolCall,
+        plan: PlannedCall,
+        asked: PlannedCall,
+        below: str,
+        registries: Registries,
+        *,
+        can_last: bool,
+    ) -> Mapping[PermissionAnswer, tuple[PermissionRule, ...]]:
+        """Return the answers that add rules to the session, with these rules. `asked` has the parts of the call that
+        the question is about."""
+        cwd = self._branch.row.cwd
+        lasting: dict[PermissionAnswer, tuple[PermissionRule, ...]] = {}
+        if plan.coverage.asks_once:
+            lasting["allow_once"] = rules_for(call.name, asked, allow=True, cwd=cwd)
+        # a rule for a subagent's changes would name a subagent that has ended
+        if can_last and plan.coverage.rule_tool != KEPT_CHANGES:
+            lasting["allow_always"] = rules_for(call.name, asked, allow=True, cwd=cwd)
+            lasting["reject_always"] = rules_for(call.name, asked, allow=False, cwd=cwd)
+        if can_last and plan.access == "execute" and plan.command_access == "write":
+            lasting["allow_writes"] = (rule_for_writes(cwd),)
+        if below:
+            lasting["allow_below"] = (rule_for_changes(below, cwd),)
+        if registries.hosts:
+            lasting["allow_registries"] = rules_for_hosts(registries.hosts, cwd)
+        return lasting
