@@ -28,10 +28,10 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import Chosen, NoLog, call, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
+from crow.agent.permissions.decisions import Ask, decide
 from crow.agent.permissions.host_rules import decide_about_host
 from crow.agent.permissions.judge import about_changes
 from crow.agent.permissions.rules import Mode, PermissionRule, rule_for_writes, user_rules
-from crow.agent.permissions.decisions import Ask, decide
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, PlannedCall, Ports
 from crow.tools.layers import Changes

@@ -9,7 +9,7 @@ import anyio
 
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.commands.context import CommandContext
-from crow.agent.commands.handlers import HANDLERS
+from crow.agent.commands.sessions import permissions as permissions_command
 from crow.agent.history.branch import Branch
 from crow.agent.permissions.judge import Permissions
 from crow.agent.permissions.rules import rules_in
@@ -97,13 +97,13 @@ async def test_a_rule_that_the_user_types_beside_an_answer_is_stored_too(tmp_pat
             links=None,
             user_instructions=None,
         )
-        added = await HANDLERS["permissions"](context, "deny srv__one")
+        added = await permissions_command(context, "deny srv__one")
         assert added.endswith("`/permissions forget 2` removes it.")
         assert [rule.argument or rule.tool for rule in rules_in(branch.row.permissions)] == ["make two", "srv__one"]
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(reject, "make three")
-            tasks.start_soon(HANDLERS["permissions"], context, "forget all")
+            tasks.start_soon(permissions_command, context, "forget all")
         stored = (await store.session("s1")).permissions
         assert stored == branch.row.permissions
         assert [rule.argument for rule in rules_in(stored)] == ["make three"]
