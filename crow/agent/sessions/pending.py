@@ -63,7 +63,8 @@ class PendingPrompt:
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the parts are complete."""
     done: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the turn has ended, or when the database holds up its end for too long. By then, `stop`, `error` and `usage` are set."""
+    """Set when the turn has ended, or when the database has held up its end for too long. By then, `stop`, `error` and
+    `usage` are set."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """The turn runs in this scope. Cancelling it cancels the turn."""
     stop: StopReason = "end_turn"

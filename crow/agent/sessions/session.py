@@ -45,8 +45,8 @@ _TELL_S = 2.0
 
 
 _NO_ANSWER = (
-    "The database does not answer, so the end of the last turn of session {id} is not stored yet. Crow stores it as soon "
-    "as the database answers; send the next prompt after that."
+    "The database does not answer, so the end of the last turn of session {id} is not stored yet. Crow stores it as "
+    "soon as the database answers; send the next prompt after that."
 )
 
 
@@ -331,9 +331,7 @@ class Session:
         if prompt.has_begun or not self.runs_elsewhere:
             prompt.end_is_told = True
             with anyio.move_on_after(_TELL_S, shield=True):
-                await self.branch.publish(
-                    TurnEnded(message_id=prompt.message_id, stop=prompt.stop, error=prompt.error)
-                )
+                await self.branch.publish(TurnEnded(message_id=prompt.message_id, stop=prompt.stop, error=prompt.error))
 
     async def _answer_overdue(self) -> None:
         """Answer the request of a turn whose end the database holds up, and the requests of the cancelled prompts that
