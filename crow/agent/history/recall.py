@@ -61,8 +61,9 @@ class BranchLog:
         if read_by is not None:
             branches = [self._others.get(read_by.assistant, self._branch)]
         paths = [branch.projection for branch in branches]
-        if call is None:  # crow has read the file for itself
-            return False
+        if call is None:
+            shown = [file.path for path in paths if path.checkpoint_body for file in path.checkpoint_body.files_shown]
+            return part.call_id in map(reading_of, shown)
         if part.part == "result":
             return any(path.shows_result(call) for path in paths)
         return any(path.shows_arguments(call) for path in paths)
@@ -178,6 +179,11 @@ class BranchLog:
             change_set=change_set,
         )
         await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])
+
+
+def reading_of(path: str) -> str:
+    """Return the id of the call with which crow itself reads a file, to show it to the model after a compaction."""
+    return f"file {path}"
 
 
 def describe_session(row: SessionRow) -> str:

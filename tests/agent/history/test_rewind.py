@@ -10,11 +10,12 @@ import anyio
 import pytest
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.domain.entries import Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
+from crow.domain.entries import Checkpoint, Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallEnded
 from crow.llm import ModelInfo
 from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import NoteTaker, Opened, opened, text
+from tests.support.compaction import SUMMARY
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
@@ -276,3 +277,17 @@ async def test_a_result_that_was_shortened_for_the_model_does_not_count_as_read(
         whole, *_, wrote = run.client.stored(ToolResult)
     assert whole.cut is not None
     assert "no longer see, lines 201-1000; read these lines first" in wrote.text
+
+
+async def test_a_file_that_a_compaction_shows_the_model_counts_as_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("line\n" * 100)
+    read = Say(calls=(call("read_file", "r1", path="a.txt"),))
+    long, summary = Say(text=["word " * 10_000]), Say(text=[SUMMARY])
+    write = Say(calls=(call("write_file", "w1", path="a.txt", content="new\n"),))
+    async with working(tmp_path, (read, long, long, summary, write, Say(text=["done"]))) as run:
+        for words in ("read", "talk", "/compact", "write"):
+            await run.session.prompt(text(words))
+        (checkpoint,) = run.client.stored(Checkpoint)
+        *_, wrote = run.client.stored(ToolResult)
+    assert [file.path for file in checkpoint.files_shown] == [str(tmp_path / "a.txt")]
+    assert wrote.text == "Replaced a.txt: 1 line, 4 bytes."
