@@ -100,6 +100,18 @@ class Projection:
         bodies = (entry.body for entry in self._entries)
         return any(isinstance(body, kinds.User | kinds.Command) and body.message_id == message_id for body in bodies)
 
+    def shows_arguments(self, call: CallRef) -> bool:
+        """Whether the model gets the whole arguments of a call."""
+        bodies = (entry.body for entry in reversed(self._entries) if entry.id == call.assistant)
+        return any(isinstance(body, Assistant) and body.cut is None for body in bodies)
+
+    def shows_result(self, call: CallRef) -> bool:
+        """Whether the model gets the whole result of a call."""
+        for entry in reversed(self._entries):
+            if isinstance(body := entry.body, ToolResult) and body.call == call:
+                return body.cut is None and not self._is_hidden(entry.id, body)
+        return False
+
     def loaded_skills(self) -> dict[str, int]:
         """Return the skills whose text the model sees, each with the entry that loaded it."""
         loaded: dict[str, int] = {}
@@ -277,16 +289,17 @@ class Projection:
         if step is None or not step.holds(body.call) or body.call.index in step.results:
             return  # the call is unknown, already answered, or in a step that a later request closed
         call_id = step.calls[body.call.index].id
-        is_hidden = rendering.is_maskable(body) and self._is_masked(entry.id)
-        render = rendering.elided_message if is_hidden else rendering.tool_message
+        render = rendering.elided_message if self._is_hidden(entry.id, body) else rendering.tool_message
         step.results[body.call.index] = (entry.id, render(body, entry.id, call_id))
         self._settled_rows = None
 
     def _is_unloaded(self, skill: str, entry: int) -> bool:
         return entry < self._unloaded.get(skill_in(skill), 0)
 
-    def _is_masked(self, entry: int) -> bool:
-        return any(entry < before and entry not in exceptions for before, exceptions in self._masks)
+    def _is_hidden(self, entry: int, body: ToolResult) -> bool:
+        """Whether a mask hides this result, the entry `entry`."""
+        is_masked = any(entry < before and entry not in exceptions for before, exceptions in self._masks)
+        return is_masked and rendering.is_maskable(body)
 
     def _unique_calls(self, entry: int, calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
         unique: list[ToolCall] = []

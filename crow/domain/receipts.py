@@ -190,7 +190,7 @@ def _read(entries: Sequence[Entry], cwd: str, named: tuple[str, ...]) -> _Turn:
             case Custom(namespace="crow", text=text) if (told := _TOLD.match(text)) is not None:
                 _end_job(jobs.get((entry.session, told[1])), told[2], entry.id)
             case ToolResult(call=call) as result if call in began:
-                _note_result(turn, entry, result, calls.get(call), began.get(call, entry.id), jobs)
+                _note_result(turn, entry, result, calls.get(call), began[call], jobs)
             case _:
                 pass
     for job in jobs.values():

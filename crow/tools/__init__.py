@@ -561,8 +561,27 @@ class RecallQuery:
     """Only entries before this time are searched (Unix ms). None means no limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """The arguments or the result of a call."""
+
+    call_id: str
+    part: Literal["arguments", "result"]
+
+
+class InContext(Protocol):
+    """See `Log.in_context`."""
+
+    def __call__(self, part: CallPart, *, reader: str) -> bool: ...
+
+
 class Log(Protocol):
     """The part of the session's log that tools use."""
+
+    def in_context(self, part: CallPart, *, reader: str) -> bool:
+        """Return whether the model gets this part of a call whole. It does not if the part was shortened, hidden,
+        compacted or undone, or belongs to another agent. `reader` is the id of a call of the model that is meant. If it
+        is empty, the model of any agent of the session is meant."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
         """Return the text that `query` asks for, with at most `limit` entries or places. Compacted entries are

@@ -20,6 +20,7 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, 
 from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model
 from crow.store import NewSession
+from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import Access, AgentKind, OnOutput, Outcome, PlannedCall, ServerStatus, SkillInfo
 from crow.tools.servers import McpServer, ServerPrompt
@@ -207,10 +208,12 @@ async def opened(
     others: Mapping[str, Model] | None = None,
     fallback: str = "",
     limits: Mapping[str, Any] | None = None,
+    database_url: str = "",
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions.
     `models` are the names to choose from. `others` are models by name; every other name gets `model`, whose fallback is
-    `fallback`. `limits` are read anew whenever crow reads the settings."""
+    `fallback`. `limits` are read anew whenever crow reads the settings. The session is in the PostgreSQL database at
+    `database_url` if that is given."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
@@ -230,7 +233,7 @@ async def opened(
         policy = compaction or CompactionPolicy()
         return SessionSettings(steps_per_turn=steps, compaction=policy, **(limits or {}))
 
-    store = await SqliteStore.open(directory / "crow.db")
+    store: Any = await (PostgresStore.open(database_url) if database_url else SqliteStore.open(directory / "crow.db"))
     try:
         if session_id is None:
             session_id = "s1"

@@ -17,7 +17,7 @@ import pytest
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
 from crow.programs import Programs
-from crow.tools import ElicitationHandler, Outcome, PlannedCall, Ports, RecallQuery, SubagentRunner
+from crow.tools import CallPart, ElicitationHandler, Outcome, PlannedCall, Ports, RecallQuery, SubagentRunner
 from crow.tools.mcp.client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.servers import McpServer, ServerOptions, StdioServer
 from crow.tools.workspace import DiskWorkspace
@@ -30,9 +30,13 @@ class RecordingLog:
     """A log that records changes and answers `recall` with its arguments."""
 
     def __init__(self) -> None:
+        self.out_of_context: set[CallPart] = set()
         self.changes: list[tuple[str, Path, bytes | None, bytes | None]] = []
         self.queries: list[RecallQuery] = []
         self.kept: list[tuple[str, str, Path]] = []
+
+    def in_context(self, part: CallPart, *, reader: str) -> bool:
+        return part not in self.out_of_context
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
         self.queries.append(query)

@@ -30,6 +30,10 @@ from crow.domain.rendering import parts_text, user_parts
 from crow.domain.tokens import estimate_text, fit
 
 READ_TOOL = "read_file"
+_PART = re.compile(r"\[lines ([0-9]+)-[0-9]+ of ")
+"""Matches the first line of a result of `read_file` that is not the whole file."""
+_CONTINUE, _CONTINUE_CHARS = "[continue with line=", 200
+"""This text stands among the last characters of a result if the file has more lines than one call can return."""
 _WRITE_TOOLS = frozenset({"write_file", "edit_file", "apply_patch"})
 _REWRITE_TOOL = "write_file"
 """The tool whose arguments contain the whole new file."""
@@ -127,7 +131,8 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
     for entry in entries:
         body = entry.body
         if isinstance(body, File):
-            _move_to_end(modified, (body.path,))
+            if not body.change_set:  # otherwise the path is a directory; the result of the command names the files
+                _move_to_end(modified, (body.path,))
         elif isinstance(body, ToolResult):
             _move_to_end(modified, files_changed(body, arguments.get(body.call, "{}")))
             _move_to_end(read, _files_read(body, arguments.get(body.call, "{}")))
@@ -169,7 +174,7 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
             arguments = arguments_of.get(entry.body.call, "{}")
             read = _files_read(entry.body, arguments)
             _move_to_end(touched, (*read, *files_changed(entry.body, arguments)))
-            if _reads_whole_file(arguments):
+            if _reads_whole_file(entry.body, arguments):
                 tokens = estimate_text(entry.body.text)
                 _add_names(names, read)
                 seen |= {path: FileInUse(path=path, tokens=tokens, entry=entry.id) for path in read}
@@ -243,7 +248,7 @@ def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
             ranked.append((1, entry.id, entry.id))
         if result.name != READ_TOOL or read:  # a failed read supersedes nothing
             later |= same
-        if read and _reads_whole_file(arguments):
+        if read and _reads_whole_file(result, arguments):
             whole.update(read)
         elif result.name == _REWRITE_TOOL:
             whole.update(changed)
@@ -276,9 +281,13 @@ def _files_read(result: ToolResult, arguments: str) -> tuple[str, ...]:
     return _locations(result) or _path_argument(arguments)
 
 
-def _reads_whole_file(arguments: str) -> bool:
+def _reads_whole_file(result: ToolResult, arguments: str) -> bool:
+    """Return whether a call of `read_file` read a file without a limit, from its first line. Lines may also be asked
+    for in the path, such as `a.py:20-40`. Then only the text of the result says that it is a part of the file."""
     fields = _parsed(arguments)
-    return fields is not None and fields.get("line") in (None, 1) and fields.get("limit") is None
+    part = _PART.match(result.text)
+    is_asked = part is not None and (part[1] != "1" or _CONTINUE not in result.text[-_CONTINUE_CHARS:])
+    return not is_asked and fields is not None and fields.get("line") in (None, 1) and fields.get("limit") is None
 
 
 def _locations(result: ToolResult) -> tuple[str, ...]:

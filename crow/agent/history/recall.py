@@ -21,7 +21,7 @@ from crow.domain.rendering import parts_text
 from crow.domain.text import describe, on_one_line
 from crow.store import Hit, Scope, SessionRow, Store, hits_by_session
 from crow.store.transcript import fenced, time_text
-from crow.tools import RecallQuery, RecallScope
+from crow.tools import CallPart, RecallQuery, RecallScope
 
 _RECALL_TOOLS = frozenset({"recall"})
 _CONTEXT_CHARS = 300
@@ -53,6 +53,20 @@ class BranchLog:
         """Undo `adopt` for these answers. Their calls have ended."""
         for assistant in assistants:
             self._others.pop(assistant, None)
+
+    def in_context(self, part: CallPart, *, reader: str) -> bool:
+        """See :class:`crow.tools.Log`."""
+        call, read_by = entries.CallRef.parse(part.call_id), entries.CallRef.parse(reader)
+        branches = [self._branch, *self._others.values()]
+        if read_by is not None:
+            branches = [self._others.get(read_by.assistant, self._branch)]
+        paths = [branch.projection for branch in branches]
+        if call is None:
+            shown = [file.path for path in paths if path.checkpoint_body for file in path.checkpoint_body.files_shown]
+            return part.call_id in map(reading_of, shown)
+        if part.part == "result":
+            return any(path.shows_result(call) for path in paths)
+        return any(path.shows_arguments(call) for path in paths)
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
         """See :class:`crow.tools.Log`."""
@@ -165,6 +179,11 @@ class BranchLog:
             change_set=change_set,
         )
         await self._others.get(int(assistant), self._branch).record([entries.NewEntry(body=file)])
+
+
+def reading_of(path: str) -> str:
+    """Return the id of the call with which crow itself reads a file, to show it to the model after a compaction."""
+    return f"file {path}"
 
 
 def describe_session(row: SessionRow) -> str:

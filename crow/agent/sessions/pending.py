@@ -58,10 +58,13 @@ class PendingPrompt:
     turn."""
     has_begun: bool = False
     """Whether its turn has been claimed, and the clients were told so."""
+    end_is_told: bool = False
+    """Whether the clients were told that the turn has ended, and were not told since then that it has begun."""
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the parts are complete."""
     done: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the turn has ended. By then, `stop`, `error` and `usage` are set."""
+    """Set when the turn has ended, or when the database has held up its end for too long. By then, `stop`, `error` and
+    `usage` are set."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """The turn runs in this scope. Cancelling it cancels the turn."""
     stop: StopReason = "end_turn"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio
@@ -26,20 +27,41 @@ _HEAD_START_S = 0.0005
 running work. The wait lets the store begin first."""
 RENEW_S = 20.0
 """The lease of a running turn is renewed at this interval, in seconds."""
+END_S = 10.0
+"""If a turn has not ended this many seconds after its cancellation, or after its work, `PromptTurn` calls `on_overdue`.
+Everything else that the end of a turn waits for takes less time, so the database does not answer."""
 
 
 class PromptTurn:
     """The turn of one prompt, from its claim to its end. It runs in the scope of the prompt, and ends in the store even
-    if it is cancelled or fails."""
+    if it is cancelled or fails.
 
-    def __init__(self, prompt: PendingPrompt, conversation: Conversation, claims: Claims, runner: LazyRunner) -> None:
+    A write that has begun is never abandoned, because it may still succeed. So while the database hangs, `run` does not
+    return. `on_overdue` answers the prompt's request then.
+    """
+
+    def __init__(
+        self,
+        prompt: PendingPrompt,
+        conversation: Conversation,
+        claims: Claims,
+        runner: LazyRunner,
+        on_overdue: Callable[[], Awaitable[None]],
+    ) -> None:
         self.prompt = prompt
+        self.is_overdue = False
+        """Whether the turn should have ended `END_S` seconds ago."""
         self._conversation = conversation
         self._branch = conversation.branch
         self._claims = claims
         self._runner = runner
         self._ending: BackgroundTask | None = None
         """Stores the end of the cancelled turn while the connection to the model is being closed."""
+        self._on_overdue = on_overdue
+        self._is_ending = False
+        """Whether the turn was cancelled or has done its work."""
+        self._ended = anyio.Event()
+        """Set when `run` returns."""
 
     async def run(self) -> None:
         """Claim the turn, run it and end it. :raises Exception: it failed."""
@@ -56,9 +78,11 @@ class PromptTurn:
                 if self._ending is not None:
                     with anyio.CancelScope(shield=True):
                         await self._ending.wait()
+                self._ended.set()
 
     def cancel(self) -> None:
         """End the turn as `cancelled`."""
+        self._limit_end()
         turn = self._runner.turn if self._ending is None else None
         if turn is not None and turn.mute():
             # The turn is only waiting for the model, so its end can be stored while the connection is being closed.
@@ -66,6 +90,19 @@ class PromptTurn:
             asyncio.get_running_loop().call_later(_HEAD_START_S, self.prompt.scope.cancel)
         else:
             self.prompt.scope.cancel()
+
+    def _limit_end(self) -> None:
+        """From now on, the turn has `END_S` seconds to end."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._runner.tasks.start_soon(self._watch_end)
+
+    async def _watch_end(self) -> None:
+        with anyio.move_on_after(END_S) as limit:
+            await self._ended.wait()
+        if limit.cancelled_caught:
+            self.is_overdue = True
+            await self._on_overdue()
 
     async def _renew_lease(self) -> None:
         try:
@@ -99,6 +136,7 @@ class PromptTurn:
             is_bug = not isinstance(error, CrowError)
             if is_bug:
                 logger.exception("The turn failed")
+            prompt.error = error
             words = NO_MEMORY if lacks_memory(error) else "Internal error" if is_bug else str(error)
             await self._end(TurnEnd(stop="error", detail=words))
             raise
@@ -110,7 +148,7 @@ class PromptTurn:
         is_stored = entry is not None and getattr(entry.body, "message_id", "") == prompt.message_id
         typed = None if prompt.command is None else prompt.text
         began = TurnBegan(message_id=prompt.message_id, stored=entry if is_stored else None, typed=typed)
-        prompt.has_begun = True
+        prompt.has_begun, prompt.end_is_told = True, False
         await self._branch.publish(began)
 
     def _keep_command(self) -> None:
@@ -122,6 +160,7 @@ class PromptTurn:
 
     async def _end(self, end: TurnEnd) -> None:
         """Store the turn's end, together with everything that the turn has not stored yet, and release the turn."""
+        self._limit_end()
         try:
             if self._runner.made is None:
                 await self._branch.end_turn(end)

@@ -19,7 +19,7 @@ from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.history.branch import Branch
 from crow.agent.history.options import set_mode, set_model
-from crow.agent.history.recall import BranchLog
+from crow.agent.history.recall import BranchLog, reading_of
 from crow.agent.history.titles import set_default_title
 from crow.agent.permissions.judge import Permissions
 from crow.agent.sessions.between import BetweenTurns
@@ -291,7 +291,7 @@ class TurnRunner:
             if not await anyio.to_thread.run_sync(self._permissions.may_read(), resolved):
                 return None
             call = ToolCall(id="", name=READ_TOOL, arguments=json.dumps({"path": str(resolved)}))
-            outcome = await (await self.tools.toolbox()).run(call, "", _ignore)
+            outcome = await (await self.tools.toolbox()).run(call, reading_of(path), _ignore)
         except (CrowError, OSError, ValueError):
             return None
         return None if outcome.is_error or outcome.images else outcome.text

@@ -26,6 +26,7 @@ from crow.domain.errors import (
     LeafMoved,
     NoSuchSession,
     RepeatedPrompt,
+    StoreUnavailable,
     TurnError,
 )
 from crow.domain.events import TurnEnded
@@ -41,6 +42,12 @@ RETRY_S = 5.0
 """While a session has something that the store refused, crow tries again to store it at this interval, in seconds."""
 _TELL_S = 2.0
 """The next turn waits at most this many seconds for clients to be told that a turn has ended."""
+
+
+_NO_ANSWER = (
+    "The database does not answer, so the end of the last turn of session {id} is not stored yet. Crow stores it as "
+    "soon as the database answers; send the next prompt after that."
+)
 
 
 class Session:
@@ -98,12 +105,15 @@ class Session:
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         :raises ~crow.domain.errors.ArgumentError: a queued prompt with other content has this name.
+        :raises ~crow.domain.errors.StoreUnavailable: the database does not answer, so the last turn cannot end.
         """
         if self.closing:
             raise NoSuchSession(self.id)
         if name is not None and (first := self.queue.named(name)) is not None:
             repeat = Repeat(queued=first)
             return PendingPrompt(parts=parts, text=first.text, message_id=first.message_id, name=name, repeat=repeat)
+        if self._turn is not None and self._turn.is_overdue:
+            raise StoreUnavailable(_NO_ANSWER.format(id=self.id))
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(
             parts=parts,
@@ -297,7 +307,7 @@ class Session:
         use_trace_context(prompt.trace_context)
         if prompt.trace_context:
             logger.info("Session %s: a turn begins", self.id)
-        self._turn = PromptTurn(prompt, self.conversation, self.claims, self.runner)
+        self._turn = PromptTurn(prompt, self.conversation, self.claims, self.runner, self._answer_overdue)
         try:
             await self._turn.run()
         except RepeatedPrompt:
@@ -310,13 +320,32 @@ class Session:
         finally:
             self._turn = None
             prompt.usage = self.branch.usage.turn
-            if not prompt.repeat.is_refused and (prompt.has_begun or not self.runs_elsewhere):
-                ended = TurnEnded(message_id=prompt.message_id, stop=prompt.stop, error=prompt.error)
-                with anyio.move_on_after(_TELL_S, shield=True):
-                    await self.branch.publish(ended)
+            if not prompt.repeat.is_refused and not prompt.end_is_told:
+                await self._tell_end(prompt)
             self.queue.remove(prompt)
             prompt.done.set()
         self._begin_rest(prompt)
+
+    async def _tell_end(self, prompt: PendingPrompt) -> None:
+        """Tell the clients that the turn of `prompt` has ended, unless it is another process that runs a turn."""
+        if prompt.has_begun or not self.runs_elsewhere:
+            prompt.end_is_told = True
+            with anyio.move_on_after(_TELL_S, shield=True):
+                await self.branch.publish(TurnEnded(message_id=prompt.message_id, stop=prompt.stop, error=prompt.error))
+
+    async def _answer_overdue(self) -> None:
+        """Answer the request of a turn whose end the database holds up, and the requests of the cancelled prompts that
+        wait for that turn. The turns themselves end when the database answers again."""
+        # Nothing is logged here: if the log is on the same file system as the database, logging would hang as well.
+        first, *waiting = self.queue
+        first.usage = self.branch.usage.turn
+        if first.error is None and not first.scope.cancel_called:
+            first.error = StoreUnavailable(_NO_ANSWER.format(id=self.id))
+        for prompt in (first, *(each for each in waiting if each.scope.cancel_called)):
+            if prompt.scope.cancel_called:
+                prompt.stop = "cancelled"
+            prompt.done.set()
+        await self._tell_end(first)
 
     def _begin_rest(self, prompt: PendingPrompt) -> None:
         """Start what runs between two turns. `prompt` is the prompt of the last turn."""

@@ -96,6 +96,8 @@ class Database:
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
         """The time limit of each statement."""
+        self._time_limits: set[asyncio.Timeout] = set()
+        """The time limits of what runs now."""
 
     @classmethod
     async def open(
@@ -211,7 +213,7 @@ class Database:
             # All stores lock rows in the same order, which prevents deadlocks.
             calls.sort(key=lambda call: str(call.values[0]))
             try:
-                async with asyncio.timeout(self.timeout_s):
+                async with self.time_limit():
                     rows = await self._run(calls)
             except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
                 if len(calls) == 1 and not isinstance(error, _AGAIN):
@@ -231,7 +233,7 @@ class Database:
     async def _run_alone(self, call: _Call) -> None:
         for attempt in range(_ATTEMPTS):
             try:
-                async with asyncio.timeout(self.timeout_s):
+                async with self.time_limit():
                     (row,) = await self._run([call])
             except Exception as error:  # noqa: BLE001  the caller gets it
                 if not isinstance(error, _AGAIN) or attempt + 1 == _ATTEMPTS:
@@ -287,9 +289,23 @@ class Database:
                 raise StoreUnavailable(f"The {self.name} is closed.")
             await self.presence.locked()
 
+    @asynccontextmanager
+    async def time_limit(self) -> AsyncIterator[None]:
+        """Limit the time of a block to `timeout_s`. :raises TimeoutError: the block took longer."""
+        async with asyncio.timeout(self.timeout_s) as limit:
+            self._time_limits.add(limit)
+            try:
+                yield
+            finally:
+                self._time_limits.discard(limit)
+
     def hurry(self) -> None:
-        """Shorten the time limit of all later statements, because the process is about to end."""
+        """Shorten the time limit of what runs now and of everything later, because the process is about to end."""
         self.timeout_s = CLOSING_TIMEOUT_S
+        end = asyncio.get_running_loop().time() + CLOSING_TIMEOUT_S
+        for limit in self._time_limits:
+            if not limit.expired():
+                limit.reschedule(min(end, limit.when() or end))
 
     @property
     def is_closed(self) -> bool:
@@ -386,7 +402,7 @@ def _operation(
                     # A write that has begun is not cancelled, so that the caller knows what was stored.
                     with anyio.CancelScope(shield=not is_read), self.database.failures():
                         async with (
-                            asyncio.timeout(self.database.timeout_s),
+                            self.database.time_limit(),
                             self.database.transaction(is_read=is_read) as sql,
                         ):
                             return await method(self, sql, *arguments, **options)

@@ -127,7 +127,7 @@ async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     for path, status in statuses.items():
         with suppress(OSError):
             await anyio.to_thread.run_sync(_set_mode, path, stat.S_IMODE(status.st_mode))
-    conclusions = [await conclude_write(context, write, text) for write, text in zip(writes, texts, strict=True)]
+    conclusions = [await conclude_write(invocation, write, text) for write, text in zip(writes, texts, strict=True)]
     announcement = Announcement(
         title=_title(plans),
         kind="delete" if all(plan.equivalents == _REMOVES for plan in plans) else "edit",

@@ -24,9 +24,10 @@ from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, Image
 from crow.domain.rendering import RESULT_MASK, in_title
 from crow.domain.text import plural
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
-from crow.tools.builtin.mismatch import excerpt, placeholder_in
+from crow.tools.builtin.mismatch import excerpt, name_lines, placeholder_in
+from crow.tools.builtin.seen_files import SeenFiles, line_count
 from crow.tools.builtin.syntax import find_syntax_error
-from crow.tools.builtin.text_file import WIDE_ENCODINGS, SeenFiles, TextFile, read_text_file
+from crow.tools.builtin.text_file import WIDE_ENCODINGS, TextFile, read_text_file
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -51,13 +52,15 @@ THREAD_BYTES = 262_144
 """At most this many bytes of a text are split into lines in the event loop. The rest is split in a thread."""
 
 _WINDOW_LINES = 2_000
-_WINDOW_CHARS = 50_000
+_WINDOW_CHARS = 47_000
+"""A result of more than 48,000 characters would be shortened for the model."""
 _LINE_CHARS = 2_000
 _ROW_BYTES = 4 * _LINE_CHARS
 _SNIFFED_CHARS = 8_192
 _SNIFFED_BYTES = 16
 _UNREAD_LINES = 60
-"""`write_file` refuses to replace a longer file that the model has not read."""
+"""`write_file` refuses to replace a longer file that the model has not read whole."""
+_NAMED_GAPS = 3
 
 IMAGE_BYTES = 3_000_000
 """Some providers refuse images with more bytes."""
@@ -114,7 +117,7 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         return await _read_image(workspace, target, stat, media)
     if stat.head.startswith(PDF_START):
         return await _read_pdf(workspace, target, stat)
-    text, note, may_have_strays = None, "", True
+    file, text, note, may_have_strays = None, None, "", True
     if stat.size > WHOLE_BYTES:
         start = (await workspace.read_bytes(target.path, _SNIFFED_CHARS)).decode("utf-8", "replace")
         is_binary = "\0" in start or start.count("�") * 10 > len(start)
@@ -123,7 +126,6 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
         is_binary = file is None
         if file is not None:
             text, may_have_strays = file.shown, file.shown != file.text
-            invocation.context.seen_files.note(target.path, file.text)
             note = "" if file.encoding == "utf-8" else f"\n[the file is {file.encoding}; the tools keep this encoding]"
     if is_binary:
         raise ArgumentError(f"{target.name} is binary ({stat.size:,} bytes); only text, images and PDFs can be read")
@@ -139,7 +141,10 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
             at += len(piece)
             if not await anyio.to_thread.run_sync(window.feed, piece):
                 break
-    return Outcome(text=_format_window(window, target.name, size, may_have_strays=may_have_strays) + note)
+    shown, whole_lines = _format_window(window, target.name, size, may_have_strays=may_have_strays)
+    if file is not None:
+        invocation.context.seen_files.note_read(target.path, file.text, whole_lines, invocation.call_id)
+    return Outcome(text=shown + note)
 
 
 async def _read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
@@ -163,8 +168,9 @@ async def _read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) ->
     return Outcome(text=f"{target.name} is a PDF ({stat.size:,} bytes).", attachments=(file,))
 
 
-def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays: bool) -> str:
-    """Return the lines of the window as the file has them. If this is not the whole file, a line in front says which
+def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays: bool) -> tuple[str, Sequence[range]]:
+    """Return the lines of the window as the file has them, and which lines of the file these are (counted from 0),
+    without those that are too long to be shown whole. If this is not the whole file, a line in front says which
     lines they are. If the file has more lines than fit, a line at the end says how to continue. `size` is the number of
     lines in the file, or a text that says how large the file is. `may_have_strays` is False if the file is known to
     have no bytes that cannot be decoded.
@@ -172,10 +178,11 @@ def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays:
     :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
     """
     if not window.line_count:
-        return f"({name} is empty)"
+        return f"({name} is empty)", ()
     if not window.rows:
         raise ArgumentError(f"line is {window.first}; {name} has only {plural(window.line_count, 'line')}")
     rows: list[str] = []
+    whole: list[range] = []
     chars = 0
     for number, row in enumerate(window.rows, window.first):
         text = row.text().removeprefix(chr(0xFEFF) if number == 1 else "")
@@ -183,6 +190,9 @@ def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays:
         if chars > _WINDOW_CHARS and rows:
             break
         rows.append(text)
+        if not row.is_cut:
+            start = whole.pop().start if whole and whole[-1].stop == number - 1 else number - 1
+            whole.append(range(start, number))
     last = window.first + len(rows) - 1
     is_cut = len(rows) < len(window.rows) or (window.has_more and not window.is_limit_asked)
     has_undecodable = may_have_strays and any("�" in row for row in rows)
@@ -192,7 +202,7 @@ def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays:
         rows.append(f"[continue with line={last + 1}]")
     if has_undecodable:
         rows.append("[bytes that are not UTF-8 are shown as �]")
-    return "\n".join(rows)
+    return "\n".join(rows), whole
 
 
 @dataclass(slots=True)
@@ -202,10 +212,18 @@ class _Row:
     start: bytes = b""
     dropped: int = 0
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the line is too long to be shown whole."""
+        return self.dropped > 0 or len(self._decoded()) > _LINE_CHARS
+
+    def _decoded(self) -> str:
+        return self.start.decode("utf-8", "replace").removesuffix("\r")
+
     def text(self) -> str:
         """Return the line without its line end. A long line is cut, with a note that says so."""
-        text = self.start.decode("utf-8", "replace").removesuffix("\r")
-        if len(text) <= _LINE_CHARS and not self.dropped:
+        text = self._decoded()
+        if not self.is_cut:
             return text
         dropped = self.dropped + len(text[_LINE_CHARS:].encode())
         return f"{text[:_LINE_CHARS]}[... {dropped:,} more bytes in this line]"
@@ -279,8 +297,7 @@ async def _plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
 async def _run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     target, content = invocation.target(args["path"]), str(args["content"])
     context = invocation.context
-    is_known = context.seen_files.knows(target.path)
-    before, fault = await _read_replaced(context, target, content)
+    before, fault = await _read_replaced(context, target, content, reader=invocation.call_id)
     if fault is not None:
         raise ArgumentError(fault)
     check_mask("content", content, "" if before is None else before.shown)
@@ -291,11 +308,13 @@ async def _run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     done = f"{verb} {target.name}: {plural(lines, 'line')}, {plural(size, 'byte')}."
     if after.count("\r") > content.count("\r"):
         done += " Its line ends are still CRLF."
-    if before is not None and before.text.strip() and not is_known:
-        done += (
-            f" You had not read this file. It contained:\n{excerpt(before.shown.split(chr(10)), 0, _UNREAD_LINES)}\n"
-        )
-    change = Change(before=before, after=after, title=f"Write {in_title(target.name)}", done=done)
+    if before is not None and before.text.strip():
+        unread = context.seen_files.unread_lines(target.path, before.text, reader=invocation.call_id)
+        if unread:
+            what = "this file" if len(unread[0]) == line_count(before.text) else "all of this file"
+            old = excerpt(before.shown.split("\n"), 0, _UNREAD_LINES)
+            done += f" You had not read {what}. It contained:\n{old}\n"
+    change = Change(before=before, after=after, is_whole=True, title=f"Write {in_title(target.name)}", done=done)
     return await apply_change(invocation, target, change)
 
 
@@ -324,9 +343,12 @@ def check_mask(argument: str, new: str, old: str) -> None:
         )
 
 
-async def _read_replaced(context: ToolContext, target: PathTarget, content: str) -> tuple[TextFile | None, str | None]:
+async def _read_replaced(
+    context: ToolContext, target: PathTarget, content: str, *, reader: str = ""
+) -> tuple[TextFile | None, str | None]:
     """Return the file that a write of `content` would replace, and the reason why it cannot be replaced. The file is
-    None if there is none yet, or if it cannot be shown. The reason is None if the write is fine."""
+    None if there is none yet, or if it cannot be shown. The reason is None if the write is fine. `reader` is described
+    at :class:`~crow.tools.Log`."""
     seen, name = context.seen_files, target.name
     stat = await context.workspace.stat(target.path)
     match stat.kind:
@@ -341,18 +363,30 @@ async def _read_replaced(context: ToolContext, target: PathTarget, content: str)
     before = await read_text_file(context.workspace, target.path)
     if before is None:  # a binary file becomes text
         before = TextFile(text=await context.workspace.read_text(target.path))
-    lines = before.shown.split("\n")
     if seen.has_changed(target.path, before.text):
         return before, changed_fault(seen, target, before)
     stub = placeholder_in(content, before.shown)
     if stub is not None:
         return before, f"`{stub}` stands for code of {name} that would be lost; write the whole file, or use edit_file"
-    if not seen.knows(target.path) and len(lines) > _UNREAD_LINES:
-        return before, (
-            f"{name} exists and has {len(lines):,} lines, which you have not read; read it first, or change a part of "
-            "it with edit_file"
-        )
+    unread = seen.unread_lines(target.path, before.text, reader=reader)
+    if unread and line_count(before.text) > _UNREAD_LINES:
+        return before, _unread_fault(name, before.shown, unread)
     return before, None
+
+
+def _unread_fault(name: str, text: str, unread: Sequence[range]) -> str:
+    """Return the error message for a write to a file with this `text`, of which the model does not know the `unread`
+    lines."""
+    count, lines = line_count(text), text.split("\n")
+    which = "which you have not read or no longer see; read it first"
+    if len(unread[0]) < count:
+        gaps = [name_lines(each.start + 1, each.stop) for each in unread]
+        more = f" and {plural(len(gaps) - _NAMED_GAPS, 'other part')}" if len(gaps) > _NAMED_GAPS else ""
+        named = f"{', '.join(gaps[:_NAMED_GAPS])}{more}"
+        which = f"but you have not read, or no longer see, {named}; read these lines first"
+    if any(len(lines[at]) > _LINE_CHARS for each in unread for at in each):
+        which += f" (but lines of more than {_LINE_CHARS:,} characters are never shown whole)"
+    return f"{name} exists and has {count:,} lines, {which}, or change a part of it with edit_file"
 
 
 def changed_fault(seen: SeenFiles, target: PathTarget, now: TextFile, edited: Sequence[range] = ()) -> str:
@@ -417,6 +451,8 @@ class Change:
     """The first changed line, counted from 1."""
     argument: str = "content"
     """The argument that the new text comes from, for error messages."""
+    is_whole: bool = False
+    """Whether the model wrote the whole new text."""
     like: TextFile | None = None
     """A new file gets the encoding of this file, which is moved there."""
 
@@ -442,7 +478,7 @@ async def apply_change(invocation: ToolInvocation, target: PathTarget, change: C
     write = await prepare_write(invocation.context.workspace, target, change)
     await record_write(invocation, write)
     written = await perform_write(invocation.context.workspace, write)
-    done, diff = await conclude_write(invocation.context, write, written)
+    done, diff = await conclude_write(invocation, write, written)
     announcement = target.plan(change.title, "edit", "write", line=change.line, diffs=(diff,)).announcement
     return Outcome(text=done, announcement=announcement)
 
@@ -484,18 +520,21 @@ async def perform_write(workspace: Workspace, write: Write) -> str:
     return write.text
 
 
-async def conclude_write(context: ToolContext, write: Write, written: str) -> tuple[str, Diff]:
-    """Note that the model knows the `written` text. Return what the model is told, and the diff."""
+async def conclude_write(invocation: ToolInvocation, write: Write, written: str) -> tuple[str, Diff]:
+    """Note which lines of the `written` text the model knows. Return what the model is told, and the diff."""
+    context, call_id = invocation.context, invocation.call_id
     target, before, done = write.target, write.change.before, write.change.done
     context.checks.note(target.name)
     shown = None if before is None else before.shown
     if write.data is None:
         context.seen_files.forget(target.path)
         return done, Diff(path=target.client_path, old_text=shown, new_text="")
-    context.seen_files.note(target.path, written)
-    if written != write.text:
-        done += " The editor changed it while saving; read it again before the next edit."
     earlier = before or write.change.like
+    old = None if earlier is None or write.change.is_whole else earlier.text
+    context.seen_files.note_write(target.path, old, write.text, call_id)
+    if written != write.text:
+        context.seen_files.note_read(target.path, written, (), call_id)  # the model does not know the lines that differ
+        done += " The editor changed it while saving; read it again before the next edit."
     broken = await find_syntax_error(target.path.name, None if earlier is None else earlier.text, written)
     if broken is not None:
         done += f" {broken}"

@@ -1,19 +1,14 @@
-"""Text files in whatever encoding they have, and which of them the model has seen."""
+"""Text files in whatever encoding they have."""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 from crow.domain.errors import ArgumentError
 from crow.tools import Workspace
-
-_MAX_SEEN_CHARS = 1_000_000
-_MAX_ALL_SEEN_CHARS = 8_000_000
-"""Longer texts, and those seen longest ago, are remembered only by their fingerprint."""
 
 WIDE_ENCODINGS = {
     "utf-32-le": codecs.BOM_UTF32_LE,
@@ -112,51 +107,3 @@ def _is_plausible(file: TextFile, data: bytes) -> bool:
             return _KANA.search(file.text) is not None and _PRIVATE.search(file.text) is None
     high = sum(byte > 0x7F for byte in data)
     return high * 3 <= len(data)
-
-
-class SeenFiles:
-    """Remembers the text of each file that the model read or wrote, so that the model does not overwrite later changes
-    by others.
-
-    The model may edit a file that it has never read, because an edit must match the file's text anyway.
-    """
-
-    def __init__(self) -> None:
-        self._fingerprints: dict[Path, tuple[int, int]] = {}
-        self._texts: OrderedDict[Path, str] = OrderedDict()
-        self._chars = 0
-
-    def note(self, path: Path, text: str) -> None:
-        """Remember that the model knows this text of the file."""
-        self._fingerprints[path] = (len(text), hash(text))
-        self._chars -= len(self._texts.pop(path, ""))
-        if len(text) <= _MAX_SEEN_CHARS:
-            self._texts[path] = text
-            self._chars += len(text)
-        while self._chars > _MAX_ALL_SEEN_CHARS:
-            self._chars -= len(self._texts.popitem(last=False)[1])
-
-    def forget(self, path: Path) -> None:
-        """Forget a file that was removed."""
-        self._fingerprints.pop(path, None)
-        self._chars -= len(self._texts.pop(path, ""))
-
-    def knows(self, path: Path) -> bool:
-        """Return whether the model read or wrote the file."""
-        return path in self._fingerprints
-
-    def has_changed(self, path: Path, text: str) -> bool:
-        """Return whether the file, which now holds `text`, has changed since the model read or wrote it."""
-        return self._fingerprints.get(path) not in (None, (len(text), hash(text)))
-
-    def changed_lines(self, path: Path, text: str) -> range | None:
-        """Return the lines of `text` (counted from 0) within which the file has changed since then. The range is empty
-        where lines were only removed. Return None if the old text is no longer known."""
-        known = self._texts.get(path)
-        if known is None:
-            return None
-        old, new = known.split("\n"), text.split("\n")
-        shorter = min(len(old), len(new))
-        first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
-        same = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)
-        return range(first, len(new) - same)

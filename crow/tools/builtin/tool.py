@@ -31,7 +31,7 @@ from crow.tools import (
 )
 from crow.tools.builtin.checks import Checks
 from crow.tools.builtin.output import OutputFiles
-from crow.tools.builtin.text_file import SeenFiles
+from crow.tools.builtin.seen_files import SeenFiles
 from crow.tools.disk import shared_inode
 from crow.tools.jobs import Jobs
 from crow.tools.limits import FairLimiter

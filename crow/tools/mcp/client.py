@@ -27,6 +27,7 @@ from crow.domain.rendering import in_title
 from crow.tools import builtin
 from crow.tools.agents import find_agents
 from crow.tools.builtin.checks import Checks
+from crow.tools.builtin.seen_files import SeenFiles
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.shell import shell_spec
 from crow.tools.builtin.task_changes import describe_changes, new_layer, settle_task
@@ -145,6 +146,7 @@ async def open_toolbox(
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
+        seen_files=SeenFiles(ports.log.in_context),
         fetches_private=settings.fetches_private,
         checks=Checks(settings.checks),
         keys=settings.keys,

@@ -135,6 +135,14 @@ def test_partial_read_is_superseded_only_by_the_same_part_or_the_whole_file() ->
     assert masking_order([*path.entries[:-1], failed])[-1] == third
 
 
+def test_lines_that_a_path_asks_for_are_a_part_of_the_file_and_the_start_of_a_long_file_is_not() -> None:
+    whole, part = ("read_file", "/a", "def a"), ("read_file", "/a", "[lines 1-2 of 90]\ndef a")
+    long = ("read_file", "/a", "[lines 1-2 of 9,000]\ndef a\n[continue with line=3]")
+    path, again = ran_calls(whole, part), ran_calls(whole, long)
+    assert [file.entry for file in files_in_use(None, path.entries)] == outputs(path)[:1]
+    assert [file.entry for file in files_in_use(None, again.entries)] == outputs(again)[1:]
+
+
 def test_files_in_use_are_not_masked_as_long_as_they_fit_their_share() -> None:
     read = [("read_file", f"/{number}", f"{number} " + "x" * 4_000) for number in range(3)]
     logs = [("shell", f"make {number}", f"{number} " + "y" * 4_000) for number in range(10)]
@@ -379,6 +387,7 @@ def test_files_come_from_arguments_announcements_and_saved_contents() -> None:
         ran("apply", 3, diff),
         ran("edit_file", 4, nothing, is_error=True),
         File(call=CallRef(assistant=1, index=4), path="/half-written", before=None, after_hash="0"),
+        File(call=CallRef(assistant=1, index=4), path="/workspace", before=None, after_hash="", change_set="c1"),
     )
     assert files_touched(None, path.entries) == (("rel", "/abs/read"), ("/w", "/abs/diffed", "/half-written"))
 

@@ -10,10 +10,12 @@ import anyio
 import pytest
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.domain.entries import Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
+from crow.domain.entries import Checkpoint, Command, File, Remark, Reminder, Started, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallEnded
+from crow.llm import ModelInfo
 from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import NoteTaker, Opened, opened, text
+from tests.support.compaction import SUMMARY
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 
@@ -245,3 +247,47 @@ async def test_each_restore_is_announced_under_its_own_call_id(tmp_path: Path) -
         announced = [event.call.call_id for event in run.client.events if isinstance(event, CallAnnounced)]
         assert len(set(announced)) == len(announced) == 4
         assert len(run.client.stored(File)) == 4
+
+
+@pytest.mark.parametrize("step", ["/undo", "/compact", "stay"])
+async def test_a_file_is_not_replaced_whole_by_a_model_that_no_longer_sees_all_of_it(tmp_path: Path, step: str) -> None:
+    (tmp_path / "a.txt").write_text(f"{'word ' * 60}\n" * 100)
+    read = (Say(calls=(call("read_file", "r1", path="a.txt"),)), Say(text=["read"]))
+    summaries = (Say(text=["## Goal\nRead a.txt."]),) if step == "/compact" else ()
+    write = (Say(calls=(call("write_file", "w1", path="a.txt", content="new\n"),)), Say(text=["done"]))
+    async with working(tmp_path, read, summaries, write) as run:
+        await run.session.prompt(text("read"))
+        if step != "stay":
+            await run.session.prompt(text(step))
+        await run.session.prompt(text("write"))
+        wrote = next(result for result in run.client.stored(ToolResult) if result.name == "write_file")
+    assert wrote.is_error == (step != "stay"), wrote.text
+    assert ("which you have not read or no longer see" in wrote.text) == (step != "stay")
+
+
+async def test_a_result_that_was_shortened_for_the_model_does_not_count_as_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{number:>40}\n" for number in range(1, 1001)))
+    read = Say(calls=(call("read_file", "r1", path="a.txt"),))
+    pieces = tuple(Say(calls=(call("read_file", f"p{at}", path="a.txt", line=at, limit=100),)) for at in (1, 101))
+    write = Say(calls=(call("write_file", "w1", path="a.txt", content="new\n"),))
+    info = ModelInfo(name="scripted", endpoint="test scripted", context_window=20_000)
+    model = ScriptedModel(read, *pieces, write, Say(text=["done"]), info=info)
+    async with opened(tmp_path, model, mode="auto", open_tools=open_toolbox) as run:
+        await run.session.prompt(text("go"))
+        whole, *_, wrote = run.client.stored(ToolResult)
+    assert whole.cut is not None
+    assert "no longer see, lines 201-1000; read these lines first" in wrote.text
+
+
+async def test_a_file_that_a_compaction_shows_the_model_counts_as_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("line\n" * 100)
+    read = Say(calls=(call("read_file", "r1", path="a.txt"),))
+    long, summary = Say(text=["word " * 10_000]), Say(text=[SUMMARY])
+    write = Say(calls=(call("write_file", "w1", path="a.txt", content="new\n"),))
+    async with working(tmp_path, (read, long, long, summary, write, Say(text=["done"]))) as run:
+        for words in ("read", "talk", "/compact", "write"):
+            await run.session.prompt(text(words))
+        (checkpoint,) = run.client.stored(Checkpoint)
+        *_, wrote = run.client.stored(ToolResult)
+    assert [file.path for file in checkpoint.files_shown] == [str(tmp_path / "a.txt")]
+    assert wrote.text == "Replaced a.txt: 1 line, 4 bytes."

@@ -452,6 +452,33 @@ async def test_a_turn_waits_for_a_server_that_restarts(url: str) -> None:
         await PostgresStore.open(wire.url)
 
 
+async def test_a_write_that_a_hanging_server_holds_up_fails_soon_when_the_process_ends(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CLOSING_TIMEOUT_S", 0.05)
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        user = await begin(store, "s1", "hi")
+        wire.hold(new=True)
+        errors: list[str] = []
+
+        async def append() -> None:
+            try:
+                await store.append("s1", leaf=user.id, turn=user.turn, entries=[NewEntry(body=said("lost"))])
+            except StoreUnavailable as error:
+                errors.append(str(error))
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(append)
+                await wire.holds.wait()
+                store.hurry()
+        assert "It did not answer in time" in errors[0]
+        wire.release()
+        await store.close()
+
+
 def name_in(url: str) -> str:
     return url.rpartition("/crow_")[2].partition("?")[0].join(("crow_", ""))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from crow.domain.entries import Announcement, Attachment, Diff, Location
 from crow.domain.messages import Image
 from crow.domain.rendering import RESULT_MASK
-from crow.tools import Outcome, PlannedCall, Touched, builtin
+from crow.tools import CallPart, Outcome, PlannedCall, Touched, builtin
 from crow.tools.builtin.files import LineWindow
 from crow.tools.builtin.tool import ToolContext
 from crow.tools.jobs import Jobs
@@ -50,9 +50,9 @@ async def test_long_lines_and_large_reads_are_cut(open_box: OpenBox, root: Path)
     (root / "long.txt").write_text("x" * 3000 + "\n" + ("y" * 1000 + "\n") * 100)
     async with open_box() as box:
         text = (await box.run("read_file", path="long.txt")).text
-    assert text.startswith(f"[lines 1-48 of 101]\n{'x' * 2000}[... 1,000 more bytes in this line]\ny")
-    assert text.endswith("\n[continue with line=49]")
-    assert len(text) < 51_000
+    assert text.startswith(f"[lines 1-45 of 101]\n{'x' * 2000}[... 1,000 more bytes in this line]\ny")
+    assert text.endswith("\n[continue with line=46]")
+    assert len(text) < 48_000
 
 
 @pytest.mark.long
@@ -557,13 +557,82 @@ async def test_a_long_file_is_not_replaced_unread_and_a_short_one_is_shown(open_
         allowed = await box.run("write_file", path="long.txt", content="new\n")
         replaced = await box.run("write_file", path="short.txt", content="new\n")
     assert refused.text == (
-        "write_file: long.txt exists and has 101 lines, which you have not read; read it first, or change a part of it "
-        "with edit_file"
+        "write_file: long.txt exists and has 100 lines, which you have not read or no longer see; read it first, or "
+        "change a part of it with edit_file"
     )
     assert allowed.text == "Replaced long.txt: 1 line, 4 bytes."
     assert replaced.text == (
         "Replaced short.txt: 1 line, 4 bytes. You had not read this file. It contained:\n1\tone\n2\ttwo\n"
     )
+
+
+async def test_a_file_that_was_read_in_part_is_replaced_only_when_the_rest_was_read(
+    open_box: OpenBox, root: Path
+) -> None:
+    (root / "long.txt").write_text("".join(f"{number}\n" for number in range(1, 201)))
+    (root / "short.txt").write_text("one\ntwo\n")
+    async with open_box() as box:
+        await box.run("read_file", path="long.txt", line=11, limit=20)
+        await box.run("read_file", path="long.txt", line=101)
+        planned = await box.plan("write_file", path="long.txt", content="new\n")
+        refused = await box.run("write_file", path="long.txt", content="new\n")
+        await box.run("read_file", path="long.txt", line=31, limit=70)
+        await box.run("edit_file", path="long.txt", old_text="150\n", new_text="151\n151\n")
+        still = await box.run("write_file", path="long.txt", content="new\n")
+        await box.run("read_file", path="long.txt", limit=10)
+        allowed = await box.run("write_file", path="long.txt", content="new\n")
+        await box.run("read_file", path="short.txt", limit=1)
+        short = await box.run("write_file", path="short.txt", content="new\n")
+    words = (
+        "write_file: long.txt exists and has {count} lines, but you have not read, or no longer see, {gaps}; read "
+        "these lines first, or change a part of it with edit_file"
+    )
+    assert planned.fault == refused.text == words.format(count=200, gaps="lines 1-10, lines 31-100")
+    assert still.text == words.format(count=201, gaps="lines 1-10")
+    assert allowed.text == "Replaced long.txt: 1 line, 4 bytes."
+    assert short.text == (
+        "Replaced short.txt: 1 line, 4 bytes. You had not read all of this file. It contained:\n1\tone\n2\ttwo\n"
+    )
+
+
+async def test_lines_that_the_model_was_not_shown_whole_or_no_longer_sees_do_not_count_as_read(
+    open_box: OpenBox, root: Path
+) -> None:
+    (root / "wide.txt").write_text("short\n" * 40 + "x" * 3000 + "\n" + "short\n" * 40)
+    (root / "hidden.txt").write_text("line\n" * 100)
+    (root / "own.txt").write_text("line\n")
+    async with open_box() as box:
+        await box.run("read_file", path="wide.txt")
+        wide = await box.run("write_file", path="wide.txt", content="new\n")
+        await box.run("read_file", path="hidden.txt")
+        await box.run("write_file", path="own.txt", content="line\n" * 100)
+        box.log.out_of_context = {CallPart("call_7_0", "result")}
+        hidden = await box.run("write_file", path="hidden.txt", content="new\n")
+        edited = await box.run("edit_file", path="hidden.txt", old_text="line\n" * 100, new_text="one\n" * 99)
+        own = await box.run("write_file", path="own.txt", content="new\n")
+    assert "no longer see, line 41; read these lines first (but lines of more than 2,000 characters are" in wide.text
+    assert "has 100 lines, which you have not read or no longer see; read it first" in hidden.text
+    assert not edited.is_error
+    assert own.text == "Replaced own.txt: 1 line, 4 bytes."
+
+
+async def test_lines_between_the_places_of_an_edit_and_lines_that_others_changed_stay_unread(
+    open_box: OpenBox, root: Path
+) -> None:
+    (root / "a.txt").write_text("".join(f"{number}\n" for number in range(1, 101)))
+    (root / "b.txt").write_text("".join(f"{number}\n" for number in range(1, 101)))
+    async with open_box() as box:
+        await box.run("read_file", path="a.txt", limit=10)
+        await box.run("read_file", path="a.txt", line=92)
+        patch = "*** Begin Patch\n*** Update File: a.txt\n@@\n-20\n+twenty\n@@\n-80\n+eighty\n*** End Patch\n"
+        await box.run("apply_patch", input=patch)
+        between = await box.run("write_file", path="a.txt", content="new\n")
+        await box.run("read_file", path="b.txt")
+        (root / "b.txt").write_text((root / "b.txt").read_text().replace("50\n", "fifty\n50\n"))
+        await box.run("read_file", path="b.txt", limit=10)
+        foreign = await box.run("write_file", path="b.txt", content="new\n")
+    assert "no longer see, lines 11-91; read these lines" in between.text
+    assert "no longer see, line 50; read these lines" in foreign.text
 
 
 @pytest.mark.parametrize("stub", ["# ... existing code ...", "    // ... rest of the function ...", "/* ... */"])
