@@ -30,7 +30,7 @@ from crow.llm.models import Offered
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.programs import Programs
-from crow.runtime import forbid_inspection, name_processor, wipe_environment
+from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
 from crow.settings.credentials import CredentialSettings, read_credential
 from crow.settings.endpoints import messages_url_at, preset_at, run_key_command
@@ -117,7 +117,6 @@ async def open_model(
     """
     from crow.llm.client import EndpointClient
 
-    name_processor()
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
     key = await anyio.to_thread.run_sync(run_key_command, command) if command else None
     if key is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,12 +58,6 @@ def models_built_on_use() -> Iterator[None]:
         yield
     finally:
         del BaseModel.model_config["defer_build"]
-
-
-def name_processor() -> None:
-    """Set the processor's name that the module `platform` reports to an empty string. Otherwise, `platform.platform()`
-    starts the first `uname` on PATH, and the package openai calls this function before its first request."""
-    vars(platform.uname())["processor"] = ""
 
 
 def keep_little() -> None:

@@ -1,9 +1,9 @@
 """A model at any endpoint that speaks one of the wires.
 
-The `openai` package provides headers and connections. The wire's encoder writes request bodies, and `sse` and the
-wire's parser read answers from raw bytes, because the typed layers of the package are slower and assume that endpoints
-send valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow remembers this and leaves it
-out of later requests.
+The `openai` package provides the HTTP client and the headers of an account. The wire's encoder writes request bodies,
+and `sse` and the wire's parser read answers from raw bytes, because the typed layers of the package are slower and
+assume that endpoints send valid data. If an endpoint refuses a part of a request by name, or a whole wire, crow
+remembers this and leaves it out of later requests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, lru_cache, partial
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit
 
 import anyio
 import anyio.to_thread
@@ -44,7 +44,7 @@ from crow.llm.errors import (
     retry_after_s,
 )
 from crow.llm.facts import OUTPUT_LIMIT, utc_today
-from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
+from crow.llm.models import EndpointFacts, Offered, RequestForm, last_of_page, read_listing
 from crow.llm.parser import AnswerParser
 from crow.llm.sent import sent_request
 from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
@@ -63,7 +63,10 @@ _ERROR_S = 10.0
 
 MAX_LISTING_BYTES = 32 * 1024 * 1024
 LISTING_S = 30.0
-"""The list of models may have at most this many bytes, and take this many seconds."""
+"""The list of models may have at most this many bytes, and take this many seconds, with all its pages."""
+
+MAX_LISTING_PAGES = 100
+"""Crow reads at most this many pages of the list of models, and ignores further ones."""
 
 _BACKGROUND_LISTING_S = 1.5
 """The limit if the list of models is read after an answer, to learn the context window."""
@@ -84,23 +87,21 @@ _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 _KEY_HEADER_ONLY = frozenset({"api.anthropic.com"})
 """Hosts that take a key only in the wire's own header."""
 
+_OPENAI_HOST = "api.openai.com"
+"""OpenAI's own host. Subdomains of it serve other regions."""
+
 _NO_KEY = "none"
 """Takes the place of the key at endpoints that need none, because the client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
-    """The client of an endpoint."""
+    """The connections to an endpoint."""
 
-    api: openai.AsyncOpenAI
-    """The client of the package. It has the base URL and owns the connections."""
     http: httpx2.AsyncClient
-    """The connections."""
+    """The HTTP client. It owns the connections."""
     headers: httpx2.Headers
-    """The headers of all requests."""
-    templates: dict[WireName, httpx2.Request] = field(default_factory=dict)
-    """A request without a body for each wire that was used. Each request is built from its template, because merging
-    all headers again would take 0.1 ms."""
+    """The headers of all requests. See `EndpointClient._headers` for those of one wire."""
 
 
 class EndpointClient:
@@ -137,12 +138,9 @@ class EndpointClient:
 
     @property
     def origin(self) -> Origin:
-        """The endpoint and model for error messages. The URL appears without its user name and query."""
-        parts = urlsplit(self._endpoint.base_url)
-        host = parts.netloc.rpartition("@")[2]
-        endpoint = urlunsplit((parts.scheme, host, parts.path, "", ""))
-        hint = self._endpoint.key_hint
-        return Origin(endpoint=endpoint, model=self._endpoint.model, wire=self._facts.info.wire, key_hint=hint)
+        """The endpoint and model for error messages."""
+        endpoint, wire = self._endpoint, self._facts.info.wire
+        return Origin(endpoint=endpoint.base_url, model=endpoint.model, wire=wire, key_hint=endpoint.key_hint)
 
     def check(self) -> None:
         """See :meth:`crow.llm.Model.check`."""
@@ -162,7 +160,7 @@ class EndpointClient:
             if self._listing is not None and self._listing.cancel():
                 await asyncio.wait([self._listing])
             if client is not None:
-                await client.api.close()
+                await client.http.aclose()
 
     async def models(self) -> tuple[Offered, ...]:
         """Return the models that the endpoint lists.
@@ -189,32 +187,53 @@ class EndpointClient:
         return await self._list_as("messages")
 
     async def _list_as(self, wire: WireName) -> tuple[Offered, ...]:
-        """Return the list of models, read with the headers of a wire."""
-        who, client = self.origin.endpoint, await self._open()
-        headers = self._wire_headers(client.headers, wire)
-        headers.update(self._trace_headers())
-        request = client.http.build_request("GET", f"{str(client.api.base_url).rstrip('/')}/models", headers=headers)
-        content: bytes | None = None
-        try:
-            with anyio.move_on_after(LISTING_S):
-                response = await client.http.send(request, stream=True)
+        """Return the list of models, read with the headers of a wire. Anthropic sends the list in pages of 20 models,
+        unless a request asks for more."""
+        who, query, room = self.origin.endpoint, "", MAX_LISTING_BYTES
+        found: dict[str, Offered] = {}
+        with anyio.move_on_after(LISTING_S):
+            for _ in range(MAX_LISTING_PAGES):
+                content = await self._get_models(wire, query, max_bytes=room)
+                room -= len(content)
+                if room <= 0:
+                    raise errors.ProtocolError(f"{who}/models is longer than {MAX_LISTING_BYTES:,} bytes.")
                 try:
-                    content = await _read_start(response, math.inf, MAX_LISTING_BYTES)
-                finally:
-                    await response.aclose()
+                    body = json.loads(content)
+                    offered = read_listing(body)
+                except (ValueError, RecursionError):
+                    raise errors.ProtocolError(f"{who}/models is not JSON.") from None
+                if offered is None:
+                    raise errors.ProtocolError(f"{who}/models is not a list of models.")
+                known = len(found)
+                for each in offered:
+                    found.setdefault(each.name, each)
+                last = last_of_page(body)
+                # An endpoint that ignores the query sends its first page again.
+                if last is None or len(found) == known:
+                    break
+                query = f"?{urlencode({'limit': 1000, 'after_id': last})}"
+            return tuple(found.values())
+        raise errors.ModelTimeout(f"{who}/models did not answer within {LISTING_S:g} s.")
+
+    async def _get_models(self, wire: WireName, query: str, *, max_bytes: int) -> bytes:
+        """Return one page of the list of models, cut after `max_bytes`. `query` is empty for the first page.
+
+        :raises ~crow.domain.errors.ModelError: the endpoint cannot be reached, or answered with an error.
+        """
+        client = await self._open()
+        url = f"{self._endpoint.base_url.rstrip('/')}/models{query}"
+        request = client.http.build_request("GET", url, headers=self._headers(client, wire))
+        try:
+            response = await client.http.send(request, stream=True)
+            try:
+                content = await _read_start(response, math.inf, max_bytes)
+            finally:
+                await response.aclose()
         except _CONNECT_ERRORS as error:
             raise self._connection_error(error) from None
-        if content is None:
-            raise errors.ModelTimeout(f"{who}/models did not answer within {LISTING_S:g} s.")
         if not response.is_success:
             raise model_error(parse_error_response(response.status_code, content), self.origin)
-        try:
-            offered = read_listing(json.loads(content))
-        except (ValueError, RecursionError):
-            raise errors.ProtocolError(f"{who}/models is not JSON.") from None
-        if offered is None:
-            raise errors.ProtocolError(f"{who}/models is not a list of models.")
-        return offered
+        return content
 
     async def form_for(self, request: Request) -> RequestForm:
         """Return the form in which to send `request`, based on what crow knows about the endpoint now."""
@@ -234,9 +253,9 @@ class EndpointClient:
         self.check()
         words = ""
         for _ in range(MAX_ADAPTATIONS):
-            wire = form.dialect.wire
-            dialect, limit = form.dialect, self._limit(request, wire, form.max_output)
-            body = self._body(self._encoder(request.cache_key, wire), request, dialect, form.max_output)
+            dialect = form.dialect
+            wire, limit = dialect.wire, self._limit(request, dialect.wire, form.max_output)
+            body = self._body(self._encoder(request.cache_key, wire), request, dialect, limit)
             endpoint, extra = self._endpoint.name, self._endpoint.extra_body
             describe = cache(
                 partial(sent_request, body, request, endpoint=endpoint, dialect=dialect, limit=limit, extra=extra)
@@ -261,14 +280,16 @@ class EndpointClient:
         who = self.origin.endpoint
         raise errors.ProtocolError(f"{who} refused the request in {MAX_ADAPTATIONS} forms. The last reason: {words}.")
 
-    def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
+    def _body(self, encoder: AnyEncoder, request: Request, dialect: Dialect, limit: int | None) -> bytes:
+        """Return the bytes of `request`. `limit` is the output limit to send."""
+        endpoint = self._endpoint
         return encoder.body(
             request,
-            model=self._endpoint.model,
-            endpoint=self._endpoint.name,
+            model=endpoint.model,
+            endpoint=endpoint.name,
             dialect=dialect,
-            limit=self._limit(request, dialect.wire, max_output),
-            extra=self._endpoint.extra_body,
+            limit=limit,
+            extra=endpoint.extra_body,
         )
 
     def _limit(self, request: Request, wire: WireName, known: int | None) -> int | None:
@@ -319,8 +340,8 @@ class EndpointClient:
             if limit is not None:
                 wanted = self._limit(request, sent.wire, form.max_output)
                 return wanted is not None and wanted > limit
-            encoder = wire_named(sent.wire).encoder
-            return self._body(encoder(), request, sent, None) != self._body(encoder(), request, without, None)
+            encoder, wanted = wire_named(sent.wire).encoder, self._limit(request, sent.wire, None)
+            return self._body(encoder(), request, sent, wanted) != self._body(encoder(), request, without, wanted)
 
         await self._facts.settle(form, shows)
 
@@ -387,75 +408,58 @@ class EndpointClient:
                 "HTTPS_PROXY and ALL_PROXY in the environment, to the URL of an HTTP proxy, such as "
                 "http://127.0.0.1:3128."
             ) from error
-        api = openai.AsyncOpenAI(
-            base_url=endpoint.base_url,
-            api_key=endpoint.api_key or _NO_KEY,
-            max_retries=0,
-            default_headers={
-                "User-Agent": f"crow/{__version__}",
-                # Compression would delay the first words of an answer.
-                "Accept-Encoding": "identity",
-                **dict(endpoint.headers),
-            },
-            http_client=http,
-        )
-        headers = httpx2.Headers(api.auth_headers)
-        for name, value in api.default_headers.items():
-            if isinstance(value, str) and not name.startswith("X-Stainless-"):
-                headers[name] = value
+        headers = self._account_headers(http)
+        headers.update({"Accept": "application/json", "Content-Type": "application/json"})
+        # Compression would delay the first words of an answer.
+        headers.update({"User-Agent": f"crow/{__version__}", "Accept-Encoding": "identity"})
+        headers.update(dict(endpoint.headers))
         if not endpoint.sends_authorization:
             del headers["Authorization"]
-        return _Client(api=api, http=http, headers=headers)
+        return _Client(http=http, headers=headers)
 
-    def _template(self, client: _Client, name: WireName) -> httpx2.Request:
-        """Return the request without a body for this wire."""
-        if (known := client.templates.get(name)) is not None:
-            return known
-        wire, own = wire_named(name), self._endpoint.messages_url if name == "messages" else ""
-        url = (own or str(client.api.base_url)).rstrip("/")
-        template = client.http.build_request("POST", url + wire.path, headers=self._wire_headers(client.headers, name))
-        del template.headers["Content-Length"]
-        client.templates[name] = template
-        return template
+    def _account_headers(self, http: httpx2.AsyncClient) -> httpx2.Headers:
+        """Return the headers that identify the user's account: the key and, at OpenAI's own host, the organization and
+        the project, which the `openai` package reads from environment variables. Other companies must not get them."""
+        endpoint = self._endpoint
+        api = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key or _NO_KEY, http_client=http)
+        # The package's other headers describe the user's system. To find their values, it would start `uname`.
+        headers = httpx2.Headers(api.auth_headers)
+        if f".{urlsplit(endpoint.base_url).hostname}".endswith(f".{_OPENAI_HOST}"):
+            account = {"OpenAI-Organization": api.organization, "OpenAI-Project": api.project}
+            headers.update({name: value for name, value in account.items() if value})
+        return headers
 
-    def _wire_headers(self, headers: httpx2.Headers, name: WireName) -> httpx2.Headers:
-        """Return `headers`, together with the headers that a wire needs. Headers that the user has configured take
-        precedence."""
-        endpoint, wire = self._endpoint, wire_named(name)
-        found = httpx2.Headers({**wire.headers, **headers})
+    def _headers(self, client: _Client, name: WireName) -> httpx2.Headers:
+        """Return the headers of a request on this wire, with the trace context of the client's request. Headers that
+        the user has configured take precedence."""
+        endpoint, wire, headers = self._endpoint, wire_named(name), client.headers.copy()
+        for header, value in (*wire.headers.items(), *current_trace_context().items()):
+            headers.setdefault(header, value)
         if wire.key_header is not None and endpoint.api_key:
-            found.setdefault(wire.key_header, endpoint.api_key)
+            headers.setdefault(wire.key_header, endpoint.api_key)
             has_own = any(each.lower() == "authorization" for each, _ in endpoint.headers)
             if urlsplit(endpoint.base_url).hostname in _KEY_HEADER_ONLY and not has_own:
                 # This host takes any other value of `Authorization` for the token of a login.
-                found.pop("Authorization", None)
-        return found
-
-    def _trace_headers(self) -> dict[str, str]:
-        """Return the headers with the trace context of the client's request, except headers that the user has
-        configured."""
-        configured = {name.lower() for name, _ in self._endpoint.headers}
-        return {name: value for name, value in current_trace_context().items() if name not in configured}
+                headers.pop("Authorization", None)
+        return headers
 
     async def _post(self, body: bytes, wire: WireName) -> _HttpBody | ErrorBody:
         """Send `body`. Return the open response body, or the content of an HTTP error."""
-        client = self._client or await self._open()
-        template = self._template(client, wire)
-        request = httpx2.Request(
-            template.method, template.url, headers=template.headers, content=body, extensions=template.extensions
-        )
-        request.headers.update(self._trace_headers())
+        client, endpoint = await self._open(), self._endpoint
+        base_url = (wire == "messages" and endpoint.messages_url) or endpoint.base_url
+        url = base_url.rstrip("/") + wire_named(wire).path
+        request = client.http.build_request("POST", url, content=body, headers=self._headers(client, wire))
         try:
             response = await client.http.send(request, stream=True)
             if response.is_success:
                 return _HttpBody(response, self.origin)
             try:
                 content = await _read_start(response, min(_ERROR_S, self.timeouts.idle_s), _MAX_ERROR_BYTES)
-                refusal = parse_error_response(response.status_code, content)
             finally:
                 await response.aclose()
         except _CONNECT_ERRORS as error:
             raise self._connection_error(error) from None
+        refusal = parse_error_response(response.status_code, content)
         wait_s = retry_after_s(response.headers, now_s=time.time(), status=response.status_code)
         return replace(refusal, wait_s=wait_s)
 

@@ -85,6 +85,14 @@ def read_listing(body: object) -> tuple[Offered, ...] | None:
     return tuple(offered for item in listed if (offered := _offered(item)) is not None)
 
 
+def last_of_page(body: object) -> str | None:
+    """Return the id of the last model in `body`, one page of Anthropic's list, or None if no other page follows."""
+    if not isinstance(body, Mapping) or body.get("has_more") is not True:
+        return None
+    last = body.get("last_id")
+    return last if isinstance(last, str) and 0 < len(last) <= _MAX_NAME_CHARS else None
+
+
 def _offered(item: object) -> Offered | None:
     if isinstance(item, str):
         item = {"id": item}
