@@ -26,7 +26,7 @@ from crow.export.redact import Redactor, redactor
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.llm.models import Offered
+from crow.llm.listing import Offered
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.programs import Programs

@@ -18,7 +18,7 @@ from crow.domain.messages import Image, Text, UserMessage
 from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import describe_facts, learned_refusals, learned_usage, learned_window
-from crow.llm.models import EndpointFacts
+from crow.llm.learning import EndpointFacts
 from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, chunk, failing, sse, text, usage
 

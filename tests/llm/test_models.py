@@ -19,7 +19,7 @@ from crow.llm import Retrying, client
 from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
-from crow.llm.models import Offered, last_of_page, read_listing
+from crow.llm.listing import Offered, last_of_page, read_listing
 from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply, body, chunk, failing, sse, text, usage
 
