@@ -81,7 +81,7 @@ class _LoginDialogue:
                 await self._ask_model()
             except EOFError:
                 return None
-            settings = _settings(base_url=self._base_url, api_key=self._key, name=self._name)
+            settings = self._answers()
             problem = await _problem(settings)
             if problem is None:
                 return settings
@@ -99,6 +99,14 @@ class _LoginDialogue:
                     question = "model"
                 case _:
                     question = "endpoint"
+
+    def _answers(self) -> ModelSettings:
+        """Return the answers so far. If the endpoint is the configured one, its other settings, such as headers, apply,
+        too."""
+        found = _settings(base_url=self._base_url, api_key=self._key, name=self._name)
+        if found.base_url != self._known.base_url:
+            return found
+        return self._known.model_copy(update={"api_key": found.api_key, "name": found.name})
 
     def _ask_endpoint(self) -> None:
         while True:
@@ -133,7 +141,7 @@ class _LoginDialogue:
     async def _ask_model(self) -> None:
         """Ask for the model. The default is the model that is in use if the endpoint offers it, or else the first one
         that it offers."""
-        names = await _offered(_settings(base_url=self._base_url, api_key=self._key))
+        names = await _offered(self._answers())
         default = self._name if self._name in names or not names else names[0]
         while True:
             _say_models(names)
