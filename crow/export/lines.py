@@ -20,8 +20,8 @@ _KINDS = {
 
 
 def session_line(row: SessionRow, database: str, redact: Redactor) -> str:
-    """Return the first line of a session's file. `database` says where the session is stored. Ids and `database` are not
-    masked, because the mirror recognises its files by them."""
+    """Return the first line of a session's file. `database` says where the session is stored. Ids and `database` are
+    not masked, because the mirror recognises its files by them."""
     values = {
         "kind": "session",
         "session": row.id,

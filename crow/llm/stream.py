@@ -206,7 +206,7 @@ class AnswerStream:
                 if head is not None and not events:
                     head += data
                     if len(head) > MAX_EVENT_BYTES:
-                        raise EventTooLarge(MAX_EVENT_BYTES, parser.kind)
+                        raise EventTooLarge(parser.kind)
                 else:
                     head = None
                 for piece in parser.feed(events):

@@ -25,7 +25,7 @@ crow handles it. The function must not raise an exception."""
 
 _CHUNK_BYTES = 256 * 1024
 
-_MAX_WAITING_BYTES = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 """While the editor has left more bytes than this unread, crow handles no further request."""
 
 _LINE_OVERHEAD_BYTES = 4096
@@ -188,19 +188,11 @@ class StdioTransport:
     is written. So a slow editor slows down the turn, and memory use stays bounded.
     """
 
-    def __init__(
-        self,
-        source: int,
-        sink: int,
-        *,
-        max_line_bytes: int = frames.MAX_LINE_BYTES,
-        max_waiting_bytes: int = _MAX_WAITING_BYTES,
-        observe: Observer | None = None,
-    ) -> None:
+    def __init__(self, source: int, sink: int, *, observe: Observer | None = None) -> None:
         self._source = _open_source(source)
-        self._sink = _Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
+        self._sink = _Sink(sink, on_gone=self._source.end)
         self._wire = Wire(observe)
-        self._splitter = LineSplitter(limit=max_line_bytes)
+        self._splitter = LineSplitter(frames.MAX_LINE_BYTES)
         self._lines: deque[bytes | FrameError] = deque()
         """The lines that were received and not handled yet."""
         self._reading: asyncio.Task[bytes] | None = None
@@ -313,9 +305,8 @@ class _WaitingLine:
 class _Sink:
     """Writes whole lines to a descriptor, in order. If the reader is slow, lines wait in memory."""
 
-    def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
+    def __init__(self, fd: int, *, on_gone: Callable[[], None]) -> None:
         self._fd = fd
-        self._max_waiting_bytes = max_waiting_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_WaitingLine] = deque()
@@ -360,7 +351,7 @@ class _Sink:
     @property
     def is_behind(self) -> bool:
         """Whether more bytes wait for the reader than the limit allows."""
-        return self._waiting_bytes > self._max_waiting_bytes
+        return self._waiting_bytes > MAX_WAITING_BYTES
 
     def caught_up(self) -> asyncio.Future[None]:
         """Return a future that is done when `is_behind` becomes false, or when `release_waiters` is called."""
