@@ -66,7 +66,15 @@ if TYPE_CHECKING:  # imported later, because `initialize` is answered without th
     from crow.tools.network.credentials import Credential
 
 
-class EndpointModel(Model, Protocol):
+class ReplaceableModel(Model, Protocol):
+    """A model that another one replaces when the settings change."""
+
+    async def retire(self) -> None:
+        """Close the connections as soon as no request uses them. A running turn may go on with the model."""
+        ...
+
+
+class EndpointModel(ReplaceableModel, Protocol):
     """A model at an endpoint that can list all its models."""
 
     async def models(self) -> Sequence[Offered]:
@@ -289,8 +297,8 @@ def open_links(loaded: _LoadedSource) -> PageLinks:
 
 
 def page_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
-    """Return what masks secrets in exported pages: the keys and tokens that crow knows and, if `is_strict` is true,
-    personal data and all that looks like a secret."""
+    """Return a function that masks secrets in exported pages: the keys and tokens that crow knows and, if `is_strict`
+    is true, personal data and all that looks like a secret."""
     known = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
     return redactor(known, home=os.path.expanduser("~"), is_strict=is_strict)
 

@@ -39,7 +39,7 @@ from crow.frontend.host import ServerDependencies
 from crow.llm import Model, ModelInfo, ThoughtLevel
 from crow.log import start_logging
 from crow.protocol.transport import StdioTransport, claim_stdio
-from crow.runtime import importing, keep_little, trim
+from crow.runtime import free_large_blocks_at_once, importing, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
 from crow.settings.endpoints import MAIN_PROVIDER, ApiType, Gateway, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
@@ -111,10 +111,10 @@ class Wiring:
         """Whether the client has changed an endpoint since the last call of `_reload_if_changed`."""
         self._generation = 0
         """The number of times that the models have been retired."""
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, adapters.ReplaceableModel] = {}
         """The open models, by their names."""
-        self._retired_models: list[Model] = []
-        """Models that no new turn uses, although running turns may use them."""
+        self._retired_models: list[adapters.ReplaceableModel] = []
+        """Models that no new turn uses, although running turns may use them. The next turn closes their connections."""
         self._imports = BackgroundImport(partial(adapters.prepare_prompts, loaded.paths.programs, loaded.settings))
         self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(
@@ -399,6 +399,8 @@ class Wiring:
         return replace(info, thought_levels=self._levels.get(name or self._default_model()))
 
     async def _model(self, name: str) -> Model:
+        while self._retired_models:
+            await self._retired_models.pop().retire()
         while name not in self._models:
             self._check(name)
             if name == OFFLINE:
@@ -488,7 +490,7 @@ class BackgroundImport:
         try:
             with importing():
                 self._load()
-            keep_little()
+            free_large_blocks_at_once()
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting prompts must get it
             if lacks_memory(error):
                 self._done = None

@@ -60,7 +60,7 @@ def models_built_on_use() -> Iterator[None]:
         del BaseModel.model_config["defer_build"]
 
 
-def keep_little() -> None:
+def free_large_blocks_at_once() -> None:
     """Make glibc return each large block of memory to the system as soon as it is freed.
 
     By default, after the first large block has been freed, glibc takes large blocks from its heap, which never shrinks.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import date
 from functools import cache, lru_cache, partial
@@ -55,7 +55,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _MIN_SECRET_CHARS = 6
 """Shorter header values, such as `true`, are not masked in error messages: they may occur there as ordinary words."""
 
-_THINKS_S = 0.05
+_DIGEST_AFTER_S = 0.05
 """The digest of a request is computed this many seconds after the request was built, while the model thinks. If the
 answer is complete earlier, the digest is computed then."""
 
@@ -84,6 +84,9 @@ class EndpointClient:
         self._timing = timing or RetryTiming()
         self._listing: asyncio.Task[None] | None = None
         """The task that reads the list of models in the background. It may have ended."""
+        self._streams = 0
+        """The number of open streams."""
+        self._is_retired = False
 
     @property
     def info(self) -> ModelInfo:
@@ -101,12 +104,27 @@ class EndpointClient:
         """See :meth:`crow.llm.Model.check`."""
         self.endpoint.check()
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[AnswerStream]:
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[AnswerStream]:
         """Return a stream with the answer to `request`. The request is sent when the stream is first read. Leaving the
         context manager closes the connection."""
         if request.thought_level is None and self.endpoint.thought_level is not None:
             request = replace(request, thought_level=self.endpoint.thought_level)
-        return aclosing(AnswerStream(_EndpointTransport(self, request), timing=self._timing))
+        self._streams += 1
+        try:
+            async with aclosing(AnswerStream(_EndpointTransport(self, request), timing=self._timing)) as stream:
+                yield stream
+        finally:
+            self._streams -= 1
+            if self._is_retired and not self._streams:
+                await self.close()
+
+    async def retire(self) -> None:
+        """Close the connections as soon as no stream is open. A running turn may still use the model: a later stream
+        opens a connection of its own."""
+        self._is_retired = True
+        if not self._streams:
+            await self.close()
 
     async def close(self) -> None:
         """Close the connections within a limited time. `close` may be called more than once."""
@@ -247,7 +265,7 @@ class _EndpointTransport:
             describe = cache(
                 partial(sent_request, body, self._request, endpoint=endpoint, dialect=dialect, limit=limit, extra=extra)
             )
-            asyncio.get_running_loop().call_later(_THINKS_S, describe)
+            asyncio.get_running_loop().call_later(_DIGEST_AFTER_S, describe)
             response = await self._model.connection.post(body, wire)
             if isinstance(response, HttpBody):
                 self._describe = describe

@@ -65,6 +65,9 @@ class OfflineModel:
         """Return the reply to `request`, in pieces."""
         return nullcontext(_OfflineStream(request, self._sleep))
 
+    async def retire(self) -> None:
+        """Do nothing, because there is nothing to close."""
+
     async def close(self) -> None:
         """Do nothing, because there is nothing to close."""
 

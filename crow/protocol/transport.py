@@ -294,7 +294,7 @@ class _WaitingLine:
 
     rest: memoryview
     """The bytes that are not written yet."""
-    left: asyncio.Future[None]
+    end: asyncio.Future[None]
     """Done when the line was written or dropped."""
     is_begun: bool
     """Whether a part of the line was written. If so, its rest must be written, too."""
@@ -343,10 +343,10 @@ class _Sink:
             if not rest:
                 return None
             self._loop.add_writer(self._fd, self._drain)
-        left: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_WaitingLine(rest, left, len(rest) < len(line), is_response))
+        end: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(_WaitingLine(rest, end, len(rest) < len(line), is_response))
         self._waiting_bytes += len(rest) + _LINE_OVERHEAD_BYTES
-        return left
+        return end
 
     @property
     def is_behind(self) -> bool:
@@ -372,7 +372,7 @@ class _Sink:
         """
         started = self._loop.time()
         if self._waiting:
-            await asyncio.wait([self._waiting[-1].left], timeout=CLOSE_S)
+            await asyncio.wait([self._waiting[-1].end], timeout=CLOSE_S)
             self._is_ending = True
             self._drop([line for line in self._waiting if not (line.is_begun or line.is_response)])
         while self._waiting:
@@ -380,7 +380,7 @@ class _Sink:
             timeout_s = min(started + FINISH_S - now, self._last_read_at + STALLED_S - now)
             if timeout_s <= 0:
                 break
-            await asyncio.wait([self._waiting[-1].left], timeout=timeout_s)
+            await asyncio.wait([self._waiting[-1].end], timeout=timeout_s)
         self._abandon()
         if self._was_blocking:
             self._was_blocking = False
@@ -420,7 +420,7 @@ class _Sink:
         for line in lines:
             self._waiting.remove(line)
             self._waiting_bytes -= len(line.rest) + _LINE_OVERHEAD_BYTES
-            _complete(line.left)
+            _complete(line.end)
         if lines and not self._waiting:
             self._loop.remove_writer(self._fd)
 

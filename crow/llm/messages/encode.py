@@ -47,8 +47,8 @@ class _Encoded:
     starts_with_thought: bool = False
     """Whether the first block is a thought."""
     ended: bytes | None = None
-    """If the endpoint paused in this answer, the blocks to send as soon as a message other than the rest of the answer
-    follows: without the calls of the server's own tools that have no result. None if it did not pause."""
+    """Set if the endpoint paused in this answer: the blocks without those calls of the server's own tools that have no
+    result. They replace `blocks` once a message follows that does not continue the answer. None without a pause."""
 
 
 class MessagesEncoder(Encoder[_Encoded]):
