@@ -57,7 +57,6 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
-    from crow.export.redact import Redactor
     from crow.mirror import Mirror
     from crow.store.admin import Admin
     from crow.store.postgres.store import PostgresStore
@@ -292,13 +291,13 @@ def open_links(loaded: _LoadedSource) -> PageLinks:
         return settings.share.url or ("" if "/" in listen else f"{scheme}://{listen}")
 
     return PageLinks(
-        loaded().paths.links, url=url, redactor=lambda is_strict: page_redactor(loaded(), is_strict=is_strict)
+        loaded().paths.links, url=url, redactor=lambda is_strict: export_redactor(loaded(), is_strict=is_strict)
     )
 
 
-def page_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
-    """Return a function that masks secrets in exported pages: the keys and tokens that crow knows and, if `is_strict`
-    is true, personal data and all that looks like a secret."""
+def export_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
+    """Return a function that masks secrets in what crow exports: the keys and tokens that crow knows and, if
+    `is_strict` is true, personal data and all that looks like a secret."""
     known = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
     return redactor(known, home=os.path.expanduser("~"), is_strict=is_strict)
 
@@ -601,12 +600,7 @@ def traced(store: Store, loaded: Loaded) -> Store:
 
 def trace_redactor(loaded: Loaded) -> Redactor | None:
     """Return a function that masks the content of traces, or None if traces have no content."""
-    if not loaded.settings.telemetry.content:
-        return None
-    from crow.export.redact import redactor
-
-    secrets = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
-    return redactor(secrets, home=os.path.expanduser("~"), is_strict=True)
+    return export_redactor(loaded, is_strict=True) if loaded.settings.telemetry.content else None
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:

@@ -32,6 +32,7 @@ from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError, lacks_memory
 from crow.domain.receipts import without_files
+from crow.export.redact import committed
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
@@ -47,8 +48,7 @@ from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
 from crow.trace.record import Recorder
 
-if TYPE_CHECKING:  # only `store.mirror` needs them
-    from crow.export.redact import Redactor
+if TYPE_CHECKING:  # only `store.mirror` needs it
     from crow.mirror import Mirror
 
 logger = logging.getLogger(__name__)
@@ -329,18 +329,13 @@ class Wiring:
         return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
 
     async def _open_store(self) -> Store:
-        mirror = adapters.open_mirror(self._loaded, self._redactor)
+        mirror = adapters.open_mirror(self._loaded, lambda: committed(self._secrets))
         store = await adapters.open_store(self._loaded, on_stored=None if mirror is None else mirror.note)
         self._store = adapters.traced(store, self._loaded)
         if mirror is not None:
             mirror.start()
             self._mirror = mirror
         return self._store
-
-    def _redactor(self) -> Redactor:
-        from crow.export.redact import committed  # only `store.mirror` needs it
-
-        return committed(self._secrets)
 
     def _settings_of_sessions(self) -> SessionSettings:
         if self._session_settings is None:

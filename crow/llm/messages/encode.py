@@ -63,10 +63,8 @@ class MessagesEncoder(Encoder[_Encoded]):
         self._sequence = _Sequence()
         self._system = _System()
 
-    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+    def _sent(self) -> list[bytes]:
         """Return the bytes of the system prompt and of each message in order, without cache marks."""
-        self._use(model="", endpoint=endpoint, dialect=dialect)
-        self._read(tuple(messages))
         return [*filter(None, [self._system.block]), *self._sequence.sent()[0]]
 
     def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
