@@ -44,10 +44,16 @@ async def log_in(loaded: Loaded) -> int:
         return 1
     key = settings.api_key.get_secret_value() if settings.api_key is not None else None
     values = {"name": settings.name, "base_url": settings.base_url, "api_key": key}
+    known = loaded.settings.model
+    is_moved = bool(known.headers) and known.base_url != settings.base_url
+    if is_moved:
+        values["headers"] = None  # they may hold secrets, and would be sent to the new endpoint
     if key == _key_of(loaded) and loaded.sources["model.api_key"].startswith("environment"):
         del values["api_key"]  # do not copy the key from the environment into the file
     save_model_settings(loaded.paths.config_file, values)
     _say(f"Saved to {loaded.paths.config_file}.")
+    if is_moved:
+        _say(f"The headers {', '.join(known.headers)} were removed from it, because they were for {known.base_url}.")
     for setting in ("model.base_url", "model.api_key", "model.name"):
         if loaded.sources[setting].startswith("environment"):
             _say(f"The {loaded.sources[setting]} is also set, and crow uses it instead of the value in the file.")

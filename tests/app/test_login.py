@@ -80,8 +80,11 @@ def test_the_configured_endpoint_is_tested_with_its_headers_and_another_endpoint
     assert login(tmp_path, "", "", "small")[0] == 0
     assert [each.headers.get("x-team") for each in endpoint.requests] == ["blue", "blue"]
     endpoint.requests.clear()
-    assert login(tmp_path, endpoint.base_url.replace("127.0.0.1", "localhost"), "", "small")[0] == 0
+    code, out, _ = login(tmp_path, endpoint.base_url.replace("127.0.0.1", "localhost"), "", "small")
+    assert code == 0
     assert [each.headers.get("x-team") for each in endpoint.requests] == [None, None]
+    assert "headers" not in tomllib.loads((tmp_path / "config.toml").read_text())["model"]
+    assert f"The headers X-Team were removed from it, because they were for {endpoint.base_url}." in out
 
 
 def test_settings_that_do_not_work_are_saved_only_if_the_user_insists(tmp_path: Path, endpoint: FakeEndpoint) -> None:
