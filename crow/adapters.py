@@ -26,11 +26,11 @@ from crow.export.redact import Redactor, redactor
 from crow.llm import EndpointMemory, Model
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
-from crow.llm.models import Offered
+from crow.llm.listing import Offered
 from crow.llm.offline import OfflineModel
 from crow.log import mask_in_log
 from crow.programs import Programs
-from crow.runtime import forbid_inspection, name_processor, wipe_environment
+from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target, names_offered, target_of
 from crow.settings.credentials import CredentialSettings, read_credential
 from crow.settings.endpoints import messages_url_at, preset_at, run_key_command
@@ -57,7 +57,6 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
-    from crow.export.redact import Redactor
     from crow.mirror import Mirror
     from crow.store.admin import Admin
     from crow.store.postgres.store import PostgresStore
@@ -66,7 +65,15 @@ if TYPE_CHECKING:  # imported later, because `initialize` is answered without th
     from crow.tools.network.credentials import Credential
 
 
-class EndpointModel(Model, Protocol):
+class ReplaceableModel(Model, Protocol):
+    """A model that another one replaces when the settings change."""
+
+    async def retire(self) -> None:
+        """Close the connections as soon as no request uses them. A running turn may go on with the model."""
+        ...
+
+
+class EndpointModel(ReplaceableModel, Protocol):
     """A model at an endpoint that can list all its models."""
 
     async def models(self) -> Sequence[Offered]:
@@ -117,7 +124,6 @@ async def open_model(
     """
     from crow.llm.client import EndpointClient
 
-    name_processor()
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
     key = await anyio.to_thread.run_sync(run_key_command, command) if command else None
     if key is not None:
@@ -285,13 +291,13 @@ def open_links(loaded: _LoadedSource) -> PageLinks:
         return settings.share.url or ("" if "/" in listen else f"{scheme}://{listen}")
 
     return PageLinks(
-        loaded().paths.links, url=url, redactor=lambda is_strict: page_redactor(loaded(), is_strict=is_strict)
+        loaded().paths.links, url=url, redactor=lambda is_strict: export_redactor(loaded(), is_strict=is_strict)
     )
 
 
-def page_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
-    """Return what masks secrets in exported pages: the keys and tokens that crow knows and, if `is_strict` is true,
-    personal data and all that looks like a secret."""
+def export_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
+    """Return a function that masks secrets in what crow exports: the keys and tokens that crow knows and, if
+    `is_strict` is true, personal data and all that looks like a secret."""
     known = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
     return redactor(known, home=os.path.expanduser("~"), is_strict=is_strict)
 
@@ -594,12 +600,7 @@ def traced(store: Store, loaded: Loaded) -> Store:
 
 def trace_redactor(loaded: Loaded) -> Redactor | None:
     """Return a function that masks the content of traces, or None if traces have no content."""
-    if not loaded.settings.telemetry.content:
-        return None
-    from crow.export.redact import redactor
-
-    secrets = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
-    return redactor(secrets, home=os.path.expanduser("~"), is_strict=True)
+    return export_redactor(loaded, is_strict=True) if loaded.settings.telemetry.content else None
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:

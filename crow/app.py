@@ -33,6 +33,7 @@ from crow.agent.templates import Template, read_templates
 from crow.agent.turns.adapters import Adapters, SessionSettings
 from crow.domain.errors import AuthError, CrowError, lacks_memory
 from crow.domain.receipts import without_files
+from crow.export.redact import committed
 from crow.frontend.agent import Negotiate
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
@@ -40,7 +41,7 @@ from crow.frontend.host import ServerDependencies
 from crow.llm import Model, ModelInfo, ThoughtLevel
 from crow.log import start_logging
 from crow.protocol.transport import StdioTransport, claim_stdio
-from crow.runtime import importing, keep_little, trim
+from crow.runtime import free_large_blocks_at_once, importing, trim
 from crow.settings import OFFLINE, Loaded, Target, edit_tool_of, fallback_of, names_offered, target_of
 from crow.settings.endpoints import MAIN_PROVIDER, ApiType, Gateway, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
@@ -48,8 +49,7 @@ from crow.store import Store
 from crow.tools import SandboxStatus, Workspace
 from crow.trace.record import Recorder
 
-if TYPE_CHECKING:  # only `store.mirror` needs them
-    from crow.export.redact import Redactor
+if TYPE_CHECKING:  # only `store.mirror` needs it
     from crow.mirror import Mirror
 
 logger = logging.getLogger(__name__)
@@ -112,10 +112,10 @@ class Wiring:
         """Whether the client has changed an endpoint since the last call of `_reload_if_changed`."""
         self._generation = 0
         """The number of times that the models have been retired."""
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, adapters.ReplaceableModel] = {}
         """The open models, by their names."""
-        self._retired_models: list[Model] = []
-        """Models that no new turn uses, although running turns may use them."""
+        self._retired_models: list[adapters.ReplaceableModel] = []
+        """Models that no new turn uses, although running turns may use them. The next turn closes their connections."""
         self._imports = BackgroundImport(partial(adapters.prepare_prompts, loaded.paths.programs, loaded.settings))
         self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(
@@ -330,18 +330,13 @@ class Wiring:
         return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
 
     async def _open_store(self) -> Store:
-        mirror = adapters.open_mirror(self._loaded, self._redactor)
+        mirror = adapters.open_mirror(self._loaded, lambda: committed(self._secrets))
         store = await adapters.open_store(self._loaded, on_stored=None if mirror is None else mirror.note)
         self._store = adapters.traced(store, self._loaded)
         if mirror is not None:
             mirror.start()
             self._mirror = mirror
         return self._store
-
-    def _redactor(self) -> Redactor:
-        from crow.export.redact import committed  # only `store.mirror` needs it
-
-        return committed(self._secrets)
 
     def _settings_of_sessions(self) -> SessionSettings:
         if self._session_settings is None:
@@ -400,6 +395,8 @@ class Wiring:
         return replace(info, thought_levels=self._levels.get(name or self._default_model()))
 
     async def _model(self, name: str) -> Model:
+        while self._retired_models:
+            await self._retired_models.pop().retire()
         while name not in self._models:
             self._check(name)
             if name == OFFLINE:
@@ -489,7 +486,7 @@ class BackgroundImport:
         try:
             with importing():
                 self._load()
-            keep_little()
+            free_large_blocks_at_once()
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting prompts must get it
             if lacks_memory(error):
                 self._done = None

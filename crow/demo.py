@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,8 +106,9 @@ class _CrowProcess:
 
     def _send(self, message: _Json) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # crow has ended: its output ends, too, and `request` reports that
+            self._process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            self._process.stdin.flush()
 
 
 class _Demo:

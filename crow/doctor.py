@@ -29,7 +29,7 @@ from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMess
 from crow.domain.text import on_one_line, plural
 from crow.llm import WIRE_TITLES, Model, Request, TextDelta, ThoughtLevel
 from crow.llm.facts import WINDOW, LearnedWindow, describe_facts, describe_window, learned_window, utc_today
-from crow.llm.models import Offered, facts_of
+from crow.llm.listing import Offered, facts_of
 from crow.programs import Programs, named_program
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths

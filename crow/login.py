@@ -44,10 +44,16 @@ async def log_in(loaded: Loaded) -> int:
         return 1
     key = settings.api_key.get_secret_value() if settings.api_key is not None else None
     values = {"name": settings.name, "base_url": settings.base_url, "api_key": key}
+    known = loaded.settings.model
+    is_moved = bool(known.headers) and known.base_url != settings.base_url
+    if is_moved:
+        values["headers"] = None  # they may hold secrets, and would be sent to the new endpoint
     if key == _key_of(loaded) and loaded.sources["model.api_key"].startswith("environment"):
         del values["api_key"]  # do not copy the key from the environment into the file
     save_model_settings(loaded.paths.config_file, values)
     _say(f"Saved to {loaded.paths.config_file}.")
+    if is_moved:
+        _say(f"The headers {', '.join(known.headers)} were removed from it, because they were for {known.base_url}.")
     for setting in ("model.base_url", "model.api_key", "model.name"):
         if loaded.sources[setting].startswith("environment"):
             _say(f"The {loaded.sources[setting]} is also set, and crow uses it instead of the value in the file.")
@@ -81,7 +87,7 @@ class _LoginDialogue:
                 await self._ask_model()
             except EOFError:
                 return None
-            settings = _settings(base_url=self._base_url, api_key=self._key, name=self._name)
+            settings = self._answers()
             problem = await _problem(settings)
             if problem is None:
                 return settings
@@ -99,6 +105,14 @@ class _LoginDialogue:
                     question = "model"
                 case _:
                     question = "endpoint"
+
+    def _answers(self) -> ModelSettings:
+        """Return the answers so far. If the endpoint is the configured one, its other settings, such as headers, apply,
+        too."""
+        found = _settings(base_url=self._base_url, api_key=self._key, name=self._name)
+        if found.base_url != self._known.base_url:
+            return found
+        return self._known.model_copy(update={"api_key": found.api_key, "name": found.name})
 
     def _ask_endpoint(self) -> None:
         while True:
@@ -133,7 +147,7 @@ class _LoginDialogue:
     async def _ask_model(self) -> None:
         """Ask for the model. The default is the model that is in use if the endpoint offers it, or else the first one
         that it offers."""
-        names = await _offered(_settings(base_url=self._base_url, api_key=self._key))
+        names = await _offered(self._answers())
         default = self._name if self._name in names or not names else names[0]
         while True:
             _say_models(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -61,13 +60,7 @@ def models_built_on_use() -> Iterator[None]:
         del BaseModel.model_config["defer_build"]
 
 
-def name_processor() -> None:
-    """Set the processor's name that the module `platform` reports to an empty string. Otherwise, `platform.platform()`
-    starts the first `uname` on PATH, and the package openai calls this function before its first request."""
-    vars(platform.uname())["processor"] = ""
-
-
-def keep_little() -> None:
+def free_large_blocks_at_once() -> None:
     """Make glibc return each large block of memory to the system as soon as it is freed.
 
     By default, after the first large block has been freed, glibc takes large blocks from its heap, which never shrinks.

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from crow.adapters import open_admin, open_links, open_store_at, page_redactor, trace_redactor
+from crow.adapters import export_redactor, open_admin, open_links, open_store_at, trace_redactor
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.cli.publish import publish
 from crow.cli.replay import known_extras, scratch
@@ -416,7 +416,7 @@ async def _case(context: SessionsContext, session_id: str) -> AsyncIterator[byte
 
 
 def _redactor(context: SessionsContext, *, is_strict: bool = False) -> Redactor:
-    return page_redactor(context.loaded, is_strict=is_strict or context.options.redact)
+    return export_redactor(context.loaded, is_strict=is_strict or context.options.redact)
 
 
 def _backup_path(path: Path) -> Path:

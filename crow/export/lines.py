@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from crow.domain.entries import Entry
 from crow.domain.text import safe_json
@@ -21,17 +20,18 @@ _KINDS = {
 
 
 def session_line(row: SessionRow, database: str, redact: Redactor) -> str:
-    """Return the first line of a session's file. `database` says where the session is stored."""
+    """Return the first line of a session's file. `database` says where the session is stored. Ids and `database` are
+    not masked, because the mirror recognises its files by them."""
     values = {
         "kind": "session",
         "session": row.id,
         "database": database,
-        "directory": row.cwd,
+        "directory": redact(row.cwd),
         "created": time_text(row.created_ms, "seconds"),
         "parent": row.parent_id,
         "forked_from": row.forked_from,
     }
-    return _line(values, redact)
+    return _line(values)
 
 
 def entry_line(entry: Entry, redact: Redactor) -> str:
@@ -52,8 +52,8 @@ def entry_line(entry: Entry, redact: Redactor) -> str:
         values |= {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
     if entry.cost is not None:
         values["cost"] = entry.cost
-    return _line({**values, "body": json.loads(text or "{}")}, redact)
+    return _line(masked_json({**values, "body": json.loads(text or "{}")}, redact))
 
 
-def _line(values: Mapping[str, object], redact: Redactor) -> str:
-    return safe_json(json.dumps(masked_json(values, redact), ensure_ascii=False)) + "\n"
+def _line(values: object) -> str:
+    return safe_json(json.dumps(values, ensure_ascii=False)) + "\n"

@@ -199,8 +199,8 @@ class EndpointMemory(Protocol):
     """Stores facts about endpoints in the store's table `endpoints`, where later processes find them."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the stored facts, such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`, or an empty
-        mapping if there are none."""
+        """Return the stored facts, such as `{"listed": {"context_window": 131072}}`, or an empty mapping if there are
+        none."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Add `facts` to the stored facts. A new value replaces the whole old value: nested mappings are not merged."""

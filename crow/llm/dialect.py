@@ -48,7 +48,8 @@ class Dialect:
     """`key`: requests contain a cache key. `marker`: requests ask for caching with a marker if the model needs one.
     None: requests say nothing about caching."""
     marks_failures: bool = False
-    """Whether failed tool results are marked with `is_error` on Messages. Older versions of crow did not mark them."""
+    """Whether failed tool results are marked with `is_error` on Messages. False in the records of requests that older
+    versions of crow sent, because they marked none."""
     thinking: Thinking | None = "effort"
     """How requests state the thought level. If None, they do not state it."""
     opaque: bool = True

@@ -77,18 +77,24 @@ class Encoder(ABC, Generic[_EncodedT]):
         messages[-1] += b"]}"
         return b",".join(messages)
 
-    @abstractmethod
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of the messages in order, including what the encoder inserts between them."""
+        """Return the bytes of the messages in order, including what the encoder inserts between them. One message may
+        be sent as several."""
+        self._use(model="", endpoint=endpoint, dialect=dialect)
+        self._read(tuple(messages))
+        return self._sent()
 
     @abstractmethod
     def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
         """Return the members before the tools and the conversation."""
 
     @abstractmethod
+    def _sent(self) -> list[bytes]:
+        """Return a new list of the messages that were read, as they are sent."""
+
     def _conversation(self) -> tuple[bytes, list[bytes]]:
-        """Return the members that stand before the conversation, each with a comma in front, and a new list of the
-        messages that were read."""
+        """Return the members that stand before the conversation, each with a comma in front, and the messages."""
+        return b"", self._sent()
 
     @abstractmethod
     def _restart(self) -> None:

@@ -33,6 +33,7 @@ from functools import reduce
 from crow.domain import errors
 from crow.domain.messages import WireName
 from crow.domain.text import on_one_line
+from crow.llm import WIRE_TITLES
 from crow.llm.dialect import Dialect
 
 _SHOWN_CHARS = 1000
@@ -176,11 +177,6 @@ class Origin:
     key_hint: str = "Set OPENAI_API_KEY"
     """The beginning of a sentence that tells the user where to set the key."""
 
-    @property
-    def api(self) -> str:
-        """The name of the wire in error messages."""
-        return {"chat": "chat completions", "responses": "Responses API", "messages": "Messages API"}[self.wire]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
@@ -294,7 +290,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
         return errors.ModelNotFound(f'{who} does not serve the model "{origin.model}": {words}.')
     if status in {404, 405} and (not body.message or says("no path")) and not says("no item"):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
-        return errors.BadRequest(f"{who} has no {origin.api} at this URL: {words}. {advice}")
+        return errors.BadRequest(f"{who} has no {WIRE_TITLES[origin.wire]} API at this URL: {words}. {advice}")
     # llama.cpp answers 500, but trying again does not help
     if not says("tools need a flag") and (status in _TRANSIENT_STATUS or not is_refusal):
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)

@@ -16,10 +16,13 @@ from typing import Any, TypeGuard, TypeVar
 
 from crow.domain.text import plural
 
-WINDOW, _REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
-"""Keys of the stored facts about one endpoint and model. `OUTPUT_LIMIT` is also the name of a part in `Refusal`."""
+WINDOW, _REFUSED, USAGE = "window", "refused", "usage"
+LEARNED_KEYS = (WINDOW, _REFUSED, USAGE)
+"""Keys of the stored facts about one endpoint and model."""
 
-LEARNED_KEYS = (WINDOW, _REFUSED, OUTPUT_LIMIT, USAGE)
+OUTPUT_LIMIT = "max_output_tokens"
+"""The name in `Refusal` for an output limit that was too high."""
+
 _QUOTE_CHARS = 300
 MAX_TOKENS = 1_000_000_000
 """No context window or output limit is larger than this."""
@@ -96,7 +99,7 @@ class Refusal:
     refusal is due for a test, crow sends the part again in one request."""
 
     part: str
-    """A name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`."""
+    """A name that :class:`crow.llm.dialect.Dialect` uses, or `OUTPUT_LIMIT`."""
     source: str
     """A description of the refused request, with a quotation of the refusal."""
     learned_on: str
@@ -106,7 +109,7 @@ class Refusal:
     times: int = 1
     """How often it was learned. If once, it applies only to `session`, else to every session."""
     limit: int | None = None
-    """The largest output limit that the endpoint accepts, if the part is `max_output_tokens`."""
+    """The largest output limit that the endpoint accepts, if the part is `OUTPUT_LIMIT`."""
     checked_on: str = ""
     """The day on which the endpoint last refused the part."""
     patience: int = 1
@@ -167,19 +170,14 @@ def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
 
 
 def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
-    """Return the refusals, oldest first. The keys are the names of the refused parts. Older versions of crow stored
-    only these names and the output limit, even after a single refusal. Crow tests facts from those versions with the
-    next request."""
+    """Return the refusals by the names of the refused parts, oldest first."""
     listed = facts.get(_REFUSED)
     found: dict[str, Refusal] = {}
     for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
-        refusal = _of_older_version(item) if isinstance(item, str) else _read(Refusal, item)
+        refusal = _read(Refusal, item)
         is_valid = refusal is not None and refusal.times > 0 and refusal.patience > 0
         if refusal is not None and is_valid and (refusal.limit is None or is_possible_limit(refusal.limit)):
             found[refusal.part] = refusal
-    limit = facts.get(OUTPUT_LIMIT)
-    if is_possible_limit(limit) and OUTPUT_LIMIT not in found:
-        found[OUTPUT_LIMIT] = replace(_of_older_version(OUTPUT_LIMIT), limit=limit)
     return found
 
 
@@ -195,7 +193,7 @@ def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:
 
 def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
     """Convert `refusals` to the format in which facts are stored."""
-    return {_REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
+    return {_REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:]}
 
 
 def describe_facts(
@@ -294,7 +292,7 @@ def _describe_refusal(refusal: Refusal, today: date, *, is_own: bool) -> str:
         done = "Crow uses another API of this endpoint"
     if refusal.limit is not None:
         done = f"Crow asks for at most {refusal.limit:,} output tokens"
-    since = f" (since {refusal.learned_on})" if refusal.learned_on else ""
+    since = f" (since {refusal.learned_on})"
     day = _day_after(refusal.checked_on, refusal.patience)
     test = "with the next request" if refusal.is_due(today) else f"on {day}"
     scope = f", {_scope(refusal.times, is_own=is_own)}" if not refusal.part.endswith("_wire") else ""
@@ -305,10 +303,6 @@ def _scope(times: int, *, is_own: bool) -> str:
     if times > 1:
         return f"for every session (seen {times} times)"
     return f"for {'this' if is_own else 'one'} session only (seen once)"
-
-
-def _of_older_version(part: str) -> Refusal:
-    return Refusal(part=part, source="a refusal seen by an older version of crow", learned_on="", session="", times=2)
 
 
 def _read(kind: type[_Fact], fact: object) -> _Fact | None:

@@ -35,20 +35,18 @@ _MAX_COUNT = 1_000_000
 _WORD_LIMIT = re.compile(r"at most (\d[\d,]*) (word|token)", re.IGNORECASE)
 PIECE_DELAY_S = 0.005
 """The pause after each word, in seconds."""
+_SLOW_DELAY_S = 0.05
+"""The pause after each number when the model counts."""
 _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, by default
-    :data:`PIECE_DELAY_S`, and `slow_delay_s` the pause after each number when the model counts. A pause of 0 takes no
-    time, but lets other tasks run."""
+    """The built-in model; see :class:`crow.llm.Model`. `sleep` waits for a number of seconds."""
 
     def __init__(
         self,
         *,
         context_window: int | None = None,
-        piece_delay_s: float | None = None,
-        slow_delay_s: float = 0.05,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.info = ModelInfo(
@@ -58,8 +56,6 @@ class OfflineModel:
             context_window=context_window or 32_768,
             is_window_configured=context_window is not None,
         )
-        self._piece_delay_s = PIECE_DELAY_S if piece_delay_s is None else piece_delay_s
-        self._slow_delay_s = slow_delay_s
         self._sleep = sleep
 
     def check(self) -> None:
@@ -67,21 +63,21 @@ class OfflineModel:
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[_OfflineStream]:
         """Return the reply to `request`, in pieces."""
-        return nullcontext(_OfflineStream(request, self._pause))
+        return nullcontext(_OfflineStream(request, self._sleep))
+
+    async def retire(self) -> None:
+        """Do nothing, because there is nothing to close."""
 
     async def close(self) -> None:
         """Do nothing, because there is nothing to close."""
-
-    async def _pause(self, is_slow: bool) -> None:
-        await self._sleep(self._slow_delay_s if is_slow else self._piece_delay_s)
 
 
 class _OfflineStream:
     """The stream of one reply; see :class:`crow.llm.Stream`."""
 
-    def __init__(self, request: Request, pause: Callable[[bool], Awaitable[None]]) -> None:
+    def __init__(self, request: Request, sleep: Callable[[float], Awaitable[None]]) -> None:
         self._request = request
-        self._pause = pause
+        self._sleep = sleep
         self._text: list[str] = []
         self._thought: list[str] = []
         self._answer: domain.Answer | None = None
@@ -95,14 +91,14 @@ class _OfflineStream:
         for piece in _PIECE.findall(reply.thought):
             self._thought.append(piece)
             yield ThoughtDelta(text=piece)
-            await self._pause(False)
+            await self._sleep(PIECE_DELAY_S)
         pieces = _PIECE.findall(reply.text)
         limit = request.max_output_tokens
         is_cut = limit is not None and len(pieces) > limit
         for piece in pieces[:limit]:
             self._text.append(piece)
             yield TextDelta(text=piece)
-            await self._pause(reply.is_slow)
+            await self._sleep(_SLOW_DELAY_S if reply.is_slow else PIECE_DELAY_S)
         calls: tuple[domain.ToolCall, ...] = ()
         if reply.call is not None and not is_cut:
             name, arguments = reply.call
@@ -151,7 +147,7 @@ class _OfflineStep:
     call: tuple[str, domain.JsonObject] | None = None
     """The name and the arguments."""
     is_slow: bool = False
-    """Whether the text is streamed slowly, with `slow_delay_s` after each word."""
+    """Whether the text is streamed slowly, with `_SLOW_DELAY_S` after each word."""
 
 
 _TOOL_RULES = tuple(

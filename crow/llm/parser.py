@@ -19,7 +19,7 @@ from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Proto
 from crow.domain.messages import Answer, FinishReason, JsonObject, ToolCall, ToolSpec, Usage, WireName
 from crow.domain.text import on_one_line
 from crow.domain.tokens import estimate_text
-from crow.llm import Attempt, TextDelta, ThoughtDelta
+from crow.llm import WIRE_TITLES, Attempt, TextDelta, ThoughtDelta
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_title
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone
@@ -317,12 +317,10 @@ class AnswerParser(ABC):
             wire = "responses"
         elif kind.startswith(("message_", "content_block_")):
             wire = "messages"
-        if wire not in {None, self.wire} and not self.has_begun:
-            api = Origin(wire=wire or "chat").api
-            words = (
-                f'{self._origin.endpoint} sent an answer of {api} instead of {self.kind}. Set wire = "{wire}" for it.'
-            )
-            raise ProtocolError(words)
+        if wire is None or wire == self.wire or self.has_begun:
+            return
+        other = f"an answer of its {WIRE_TITLES[wire]} API"
+        raise ProtocolError(f'{self._origin.endpoint} sent {other} instead of {self.kind}. Set wire = "{wire}" for it.')
 
     def _add_usage(self, usage: Usage | None) -> None:
         self._usage = merge_usage(self._usage, usage)

@@ -22,10 +22,10 @@ _BOM = b"\xef\xbb\xbf"
 class EventTooLarge(AnswerTooLong):
     """An event, or a line, is larger than the limit."""
 
-    def __init__(self, max_bytes: int, kind: str) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__(
-            f"The endpoint sent more than {max_bytes:,} bytes as one event, which is not {kind}. Check the base URL "
-            "and the server's log."
+            f"The endpoint sent more than {MAX_EVENT_BYTES:,} bytes as one event, which is not {kind}. Check the base "
+            "URL and the server's log."
         )
 
 
@@ -36,9 +36,8 @@ class SseDecoder:
     Events without data are skipped. Only LF, CR and CRLF end a line. A piece may end anywhere, even within CRLF.
     """
 
-    def __init__(self, kind: str = "a model's answer", *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, kind: str = "a model's answer") -> None:
         self._kind = kind
-        self._max_bytes = max_event_bytes
         self._at_start = True
         self._skip_lf = False
         self._rest = bytearray()
@@ -113,13 +112,13 @@ class SseDecoder:
             else:
                 continue
             self._data_bytes += len(line)
-            if self._data_bytes > self._max_bytes:
+            if self._data_bytes > MAX_EVENT_BYTES:
                 self._check_size()
         return events
 
     def _check_size(self) -> None:
-        if len(self._rest) + self._data_bytes > self._max_bytes:
-            raise EventTooLarge(self._max_bytes, self._kind)
+        if len(self._rest) + self._data_bytes > MAX_EVENT_BYTES:
+            raise EventTooLarge(self._kind)
 
 
 # Reads event data that is not one JSON object.

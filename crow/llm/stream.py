@@ -16,7 +16,7 @@ import anyio
 
 from crow.domain import errors
 from crow.domain.messages import Answer, SentRequest
-from crow.llm import Attempt, Delta, Request, Retrying
+from crow.llm import Attempt, Delta, Retrying
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
 from crow.llm.parser import AnswerParser, Piece
@@ -64,8 +64,8 @@ class RequestTransport(Protocol):
     def origin(self) -> Origin:
         """The endpoint and model, as error messages name them."""
 
-    async def send(self, request: Request) -> ResponseBody:
-        """Send `request` without the parts that the endpoint refuses.
+    async def send(self) -> ResponseBody:
+        """Send the request without the parts that the endpoint refuses.
 
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
@@ -74,10 +74,10 @@ class RequestTransport(Protocol):
         """Return the record of how the request was last sent, or None if nothing was sent. It may take milliseconds for
         a long request, unless it was made already, while the model was thinking."""
 
-    def parser(self, request: Request) -> AnswerParser:
-        """Return a new parser for the answer to `request` as it was last sent."""
+    def parser(self) -> AnswerParser:
+        """Return a new parser for the answer to the request as it was last sent."""
 
-    async def adapt(self, request: Request, body: ErrorBody) -> bool:
+    def adapt(self, body: ErrorBody) -> bool:
         """Change the next attempt so that the error in `body` does not occur again: leave out the part that the error
         names, or lower the output limit. Return False if there is nothing to change."""
 
@@ -94,11 +94,10 @@ class RequestTransport(Protocol):
 class AnswerStream:
     """A running request; see :class:`crow.llm.Stream`. The task that reads it must also close it."""
 
-    def __init__(self, transport: RequestTransport, request: Request, *, timing: RetryTiming) -> None:
+    def __init__(self, transport: RequestTransport, *, timing: RetryTiming) -> None:
         self._transport = transport
-        self._request = request
         self._timing = timing
-        self._parser = transport.parser(request)
+        self._parser = transport.parser()
         self._answer: Answer | None = None
         self._failed: list[Attempt] = []
         self._is_accepted = False
@@ -159,8 +158,8 @@ class AnswerStream:
                 # Even a response with a success status may contain an error that refuses a part of the request.
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
                     adaptations += 1
-                    if await self._transport.adapt(self._request, parser.error_body):
-                        self._parser = self._transport.parser(self._request)
+                    if self._transport.adapt(parser.error_body):
+                        self._parser = self._transport.parser()
                         continue
                 tries += 1
                 self._transport.redact(error)
@@ -176,7 +175,7 @@ class AnswerStream:
                 await self._transport.learn_from(answer)
                 self._answer = answer
                 return
-            self._parser = self._transport.parser(self._request)
+            self._parser = self._transport.parser()
             yield Retrying(reason=reason, wait_s=wait_s)
             await self._timing.sleep(wait_s)
 
@@ -184,12 +183,12 @@ class AnswerStream:
         who, first_byte_s = self._transport.origin.endpoint, self._transport.timeouts.first_byte_s
         response: ResponseBody | None = None
         with anyio.move_on_after(first_byte_s):
-            response = await self._transport.send(self._request)
+            response = await self._transport.send()
         if response is None:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         self._is_accepted = True
         # `send` may have changed the wire of the request.
-        self._parser = parser = self._transport.parser(self._request)
+        self._parser = parser = self._transport.parser()
         try:
             decoder = SseDecoder(parser.kind)
             head: bytearray | None = bytearray()  # the bytes before the first event
@@ -207,7 +206,7 @@ class AnswerStream:
                 if head is not None and not events:
                     head += data
                     if len(head) > MAX_EVENT_BYTES:
-                        raise EventTooLarge(MAX_EVENT_BYTES, parser.kind)
+                        raise EventTooLarge(parser.kind)
                 else:
                     head = None
                 for piece in parser.feed(events):

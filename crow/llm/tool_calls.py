@@ -65,7 +65,7 @@ def _letters(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]", "", name).lower()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PartialCall:
     """A call that is being assembled."""
 

@@ -20,7 +20,7 @@ notification. It returns the result of the response, or raises RequestError to s
 
 
 class RequestParams(dict[str, Any]):
-    """The parameters of a request, and the request's id. The client may use that id later to cancel the request."""
+    """The parameters of a request, and the request's id, which the sender may use later to cancel the request."""
 
     __slots__ = ("request_id",)
 

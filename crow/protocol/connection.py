@@ -102,9 +102,8 @@ drop members that they do not know."""
 class EditorConnection:
     """The JSON-RPC connection to the editor.
 
-    This object is also the transport of the SDK's connection, so it sees every message. The SDK handles a request and
-    sends the response in the same task, and sends a request in the task that waits for its response. So the current
-    task tells this class which messages belong together.
+    This object is also the transport of the SDK's connection, so it sees every message. The SDK passes parameters on as
+    they are. So crow learns the ids of requests, in both directions, from `RequestParams`.
     """
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
@@ -114,10 +113,10 @@ class EditorConnection:
         self._ends_on_signals = ends_on_signals
         self._unanswered: set[RequestId] = set()
         """The ids of the editor's requests that have no response yet."""
-        self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
-        """What to call after the response, by the task that handles the request."""
-        self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
-        """The ids of crow's requests that have no response yet, by the task that waits."""
+        self._handling: dict[asyncio.Task[Any] | None, RequestId] = {}
+        """The ids of the requests that are being handled, by the task that handles each."""
+        self._after_response: dict[RequestId, list[Callable[[], object]]] = {}
+        """What to call after the response to a request, by the request's id."""
 
     async def run(self, handle: Handler) -> None:
         """See `ClientConnection`. With `ends_on_signals`, SIGTERM, SIGINT and SIGHUP have the same effect as the end of
@@ -139,22 +138,20 @@ class EditorConnection:
 
     def after_response(self, action: Callable[[], object]) -> None:
         """See `ClientConnection`."""
-        self._after_response.setdefault(asyncio.current_task(), []).append(action)
+        self._after_response.setdefault(self._handling[asyncio.current_task()], []).append(action)
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """See `SendRequest`. If the caller is cancelled, withdraws the request with `$/cancel_request`."""
-        task = asyncio.current_task()
+        sent = RequestParams(params, None)  # `send` sets the id
         try:
-            return await self._rpc.send_request(method, params)
+            return await self._rpc.send_request(method, sent)
         except acp.RequestError as error:
             raise RequestError(error.code, str(error), error.data) from error
         except asyncio.CancelledError:
-            if task in self._sent_ids:
+            if sent.request_id is not None:
                 with anyio.move_on_after(1, shield=True):
-                    await self.notify("$/cancel_request", {"requestId": self._sent_ids[task]})
+                    await self.notify("$/cancel_request", {"requestId": sent.request_id})
             raise
-        finally:
-            self._sent_ids.pop(task, None)
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, even after stdin has ended.
@@ -179,15 +176,15 @@ class EditorConnection:
 
     async def send(self, message: Message) -> None:
         """See the SDK's `Transport`."""
-        task = asyncio.current_task()
         if "method" in message:
-            if "id" in message:
-                self._sent_ids[task] = message["id"]
+            if isinstance(params := message["params"], RequestParams):
+                params.request_id = message["id"]
             await self._transport.send(message)
             return
         self._unanswered.discard(message["id"])
+        actions = self._after_response.pop(message["id"], ())
         await self._transport.send(message)
-        for action in self._after_response.pop(task, ()):
+        for action in actions:
             action()
 
     async def close(self) -> None:
@@ -196,10 +193,15 @@ class EditorConnection:
 
     async def _handled(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
         """Call `handle`. Convert its error into one that the SDK understands."""
+        task = asyncio.current_task()
+        if isinstance(params, RequestParams):
+            self._handling[task] = params.request_id
         try:
             return await handle(method, params, is_notification)
         except RequestError as error:
             raise acp.RequestError(error.code, str(error), error.data) from error
+        finally:
+            self._handling.pop(task, None)
 
 
 def check_parameters(method: str, params: Mapping[str, Any]) -> None:

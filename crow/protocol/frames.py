@@ -74,7 +74,7 @@ def line_too_long(size: int, limit: int) -> FrameError:
 class LineSplitter:
     """Splits a stream of bytes into lines."""
 
-    limit: int = MAX_LINE_BYTES
+    limit: int
     """The maximum length of a line in bytes. Of a longer line, nothing is kept."""
     _parts: list[bytes] = field(default_factory=list)
     """The parts of the unfinished line."""

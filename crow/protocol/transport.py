@@ -25,7 +25,7 @@ crow handles it. The function must not raise an exception."""
 
 _CHUNK_BYTES = 256 * 1024
 
-_MAX_WAITING_BYTES = 16 * 1024 * 1024
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 """While the editor has left more bytes than this unread, crow handles no further request."""
 
 _LINE_OVERHEAD_BYTES = 4096
@@ -188,19 +188,11 @@ class StdioTransport:
     is written. So a slow editor slows down the turn, and memory use stays bounded.
     """
 
-    def __init__(
-        self,
-        source: int,
-        sink: int,
-        *,
-        max_line_bytes: int = frames.MAX_LINE_BYTES,
-        max_waiting_bytes: int = _MAX_WAITING_BYTES,
-        observe: Observer | None = None,
-    ) -> None:
+    def __init__(self, source: int, sink: int, *, observe: Observer | None = None) -> None:
         self._source = _open_source(source)
-        self._sink = _Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
+        self._sink = _Sink(sink, on_gone=self._source.end)
         self._wire = Wire(observe)
-        self._splitter = LineSplitter(limit=max_line_bytes)
+        self._splitter = LineSplitter(frames.MAX_LINE_BYTES)
         self._lines: deque[bytes | FrameError] = deque()
         """The lines that were received and not handled yet."""
         self._reading: asyncio.Task[bytes] | None = None
@@ -302,7 +294,7 @@ class _WaitingLine:
 
     rest: memoryview
     """The bytes that are not written yet."""
-    left: asyncio.Future[None]
+    end: asyncio.Future[None]
     """Done when the line was written or dropped."""
     is_begun: bool
     """Whether a part of the line was written. If so, its rest must be written, too."""
@@ -313,9 +305,8 @@ class _WaitingLine:
 class _Sink:
     """Writes whole lines to a descriptor, in order. If the reader is slow, lines wait in memory."""
 
-    def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
+    def __init__(self, fd: int, *, on_gone: Callable[[], None]) -> None:
         self._fd = fd
-        self._max_waiting_bytes = max_waiting_bytes
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_WaitingLine] = deque()
@@ -352,15 +343,15 @@ class _Sink:
             if not rest:
                 return None
             self._loop.add_writer(self._fd, self._drain)
-        left: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_WaitingLine(rest, left, len(rest) < len(line), is_response))
+        end: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(_WaitingLine(rest, end, len(rest) < len(line), is_response))
         self._waiting_bytes += len(rest) + _LINE_OVERHEAD_BYTES
-        return left
+        return end
 
     @property
     def is_behind(self) -> bool:
         """Whether more bytes wait for the reader than the limit allows."""
-        return self._waiting_bytes > self._max_waiting_bytes
+        return self._waiting_bytes > MAX_WAITING_BYTES
 
     def caught_up(self) -> asyncio.Future[None]:
         """Return a future that is done when `is_behind` becomes false, or when `release_waiters` is called."""
@@ -381,7 +372,7 @@ class _Sink:
         """
         started = self._loop.time()
         if self._waiting:
-            await asyncio.wait([self._waiting[-1].left], timeout=CLOSE_S)
+            await asyncio.wait([self._waiting[-1].end], timeout=CLOSE_S)
             self._is_ending = True
             self._drop([line for line in self._waiting if not (line.is_begun or line.is_response)])
         while self._waiting:
@@ -389,7 +380,7 @@ class _Sink:
             timeout_s = min(started + FINISH_S - now, self._last_read_at + STALLED_S - now)
             if timeout_s <= 0:
                 break
-            await asyncio.wait([self._waiting[-1].left], timeout=timeout_s)
+            await asyncio.wait([self._waiting[-1].end], timeout=timeout_s)
         self._abandon()
         if self._was_blocking:
             self._was_blocking = False
@@ -429,7 +420,7 @@ class _Sink:
         for line in lines:
             self._waiting.remove(line)
             self._waiting_bytes -= len(line.rest) + _LINE_OVERHEAD_BYTES
-            _complete(line.left)
+            _complete(line.end)
         if lines and not self._waiting:
             self._loop.remove_writer(self._fd)
 

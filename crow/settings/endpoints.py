@@ -344,11 +344,7 @@ class Gateways:
         except ValidationError:
             problem = "expected an http or https URL without user name, password and query"
             raise ArgumentError(f"baseUrl: {problem}, such as http://localhost:11434/v1.") from None
-        # If the name were spelled in another case, the `openai` package would send its own header as well.
-        named = {
-            "Authorization" if name.lower() == "authorization" else name: text for name, text in gateway.headers.items()
-        }
-        self._by_id[provider_id] = replace(gateway, base_url=checked.base_url or "", headers=named)
+        self._by_id[provider_id] = replace(gateway, base_url=checked.base_url or "")
 
     def disable(self, provider_id: str, settings: Settings) -> None:
         """Disable a provider; ignore an unknown id. :raises ArgumentError: the provider is required."""

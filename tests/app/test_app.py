@@ -12,9 +12,10 @@ import pytest
 
 from crow.adapters import open_workspace, own_folders
 from crow.app import Wiring, find_hooks
-from crow.llm import Model
+from crow.domain.messages import SystemMessage
+from crow.llm import Model, Request, TextDelta
 from crow.settings import load_settings
-from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fake_endpoint import FakeEndpoint, Gate, text
 
 
 def test_hooks_are_found_in_the_entry_points_of_installed_packages(
@@ -167,6 +168,28 @@ async def test_models_of_an_endpoint_that_is_replaced_while_it_lists_them_are_no
             old.listing.set()
         assert await list_models() == ("new",)
         await wiring.close()
+
+
+async def test_a_model_that_new_settings_replace_finishes_its_answer_and_leaves_no_connection(tmp_path: Path) -> None:
+    async with FakeEndpoint() as old, FakeEndpoint() as new:
+        wiring = Wiring(
+            load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": old.base_url, "CROW_MODEL": "m"})
+        )
+        opened = wiring.adapters(await wiring.dependencies().open_store()).model
+        model, gate, texts = await opened("m"), Gate(), list[str]()
+        old.script(text("one ", "two", between=[gate]))
+        async with model.stream(Request(messages=(SystemMessage(text="You are crow."),))) as stream:
+            async for delta in stream:
+                texts += [delta.text] if isinstance(delta, TextDelta) else []
+                wiring.set_provider("main", "openai", new.base_url, {})
+                assert await opened("m") is not model
+                gate.open()
+        assert ("".join(texts), len(old.asked)) == ("one two", 1)
+        with anyio.fail_after(60):
+            while old.open_connections:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        await wiring.close()
+        await wiring.store.close()
 
 
 async def test_two_sessions_that_need_a_model_at_the_same_moment_share_it(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crow.demo import DemoFailed
+from crow.demo import _CrowProcess as CrowProcess
+
 
 def run_demo(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {
@@ -71,3 +74,12 @@ def test_the_demo_says_why_crow_does_not_start(tmp_path: Path) -> None:
         "crow: crow ended during initialize: crow: internal error: ImportError: acp is broken"
     )
     assert list(scratch.iterdir()) == []
+
+
+def test_a_crow_that_ends_before_a_request_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    with CrowProcess(tmp_path, print) as crow:
+        crow._process.kill()
+        crow._process.wait()
+        (tmp_path / "stderr.txt").write_text("out of memory")
+        with pytest.raises(DemoFailed, match="crow ended during initialize: out of memory"):
+            crow.request("initialize", {"protocolVersion": 1})

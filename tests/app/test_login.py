@@ -70,6 +70,23 @@ def test_an_endpoint_that_takes_the_key_only_in_the_header_of_anthropic_lists_it
     assert "It answers (Messages API)." in out
 
 
+def test_the_configured_endpoint_is_tested_with_its_headers_and_another_endpoint_without(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.models = ["small"]
+    (tmp_path / "config.toml").write_text(
+        f'[model]\nbase_url = "{endpoint.base_url}"\nheaders = {{ "X-Team" = "blue" }}\n'
+    )
+    assert login(tmp_path, "", "", "small")[0] == 0
+    assert [each.headers.get("x-team") for each in endpoint.requests] == ["blue", "blue"]
+    endpoint.requests.clear()
+    code, out, _ = login(tmp_path, endpoint.base_url.replace("127.0.0.1", "localhost"), "", "small")
+    assert code == 0
+    assert [each.headers.get("x-team") for each in endpoint.requests] == [None, None]
+    assert "headers" not in tomllib.loads((tmp_path / "config.toml").read_text())["model"]
+    assert f"The headers X-Team were removed from it, because they were for {endpoint.base_url}." in out
+
+
 def test_settings_that_do_not_work_are_saved_only_if_the_user_insists(tmp_path: Path, endpoint: FakeEndpoint) -> None:
     refusal = failing(401, "Incorrect API key provided: sk-wrong-987654321")
     endpoint.script(refusal, refusal)

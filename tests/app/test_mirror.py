@@ -150,6 +150,23 @@ async def test_secrets_are_masked_and_files_are_private(stores: AnyStores, folde
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
+async def test_a_key_that_is_a_part_of_an_id_or_of_the_databases_name_stops_no_mirror(
+    stores: AnyStores, folder: Path
+) -> None:
+    store = await stores.open()
+    await store.create_session(new_session("local-1", cwd="/home/local-1/here"))
+    await converse(store, "local-1", "one")
+    await start(folder, store, ("local-1", "here"))
+    await converse(store, "local-1", "two")
+    await start(folder, store, ("local-1", "here"))
+    head, *rest = lines(folder / "local-1.jsonl")
+    assert (head["session"], head["database"], head["directory"]) == ("local-1", "here", "/home/[hidden]/[hidden]")
+    assert [line["id"] for line in rest] == await entry_ids(store, "local-1")
+    await store.delete_session("local-1")
+    await start(folder, store, ("local-1", "here"))
+    assert not (folder / "local-1.jsonl").exists()
+
+
 async def test_compactions_have_the_words_that_everyone_knows(stores: AnyStores, folder: Path) -> None:
     store = await stores.open()
     await store.create_session(new_session())

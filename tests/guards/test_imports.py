@@ -65,7 +65,7 @@ def send(self, request, **_):
 
 httpx2.AsyncClient.send = send
 from crow.agent.turns import requests
-requests.THINKS_S = 600  # a slow machine has not sent the request yet when the import of mcp would begin
+requests._THINKS_S = 600  # a slow machine has not sent the request yet when the import of mcp would begin
 from crow.cli import main
 for home in sys.argv[1:]:
     if (pid := os.fork()) == 0:

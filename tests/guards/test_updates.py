@@ -11,7 +11,6 @@ from crow.agent.turns import stream as drafts
 from crow.agent.turns.stream import AnswerDraft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
-from crow.llm import Request
 from crow.llm.chat.parser import StreamParser
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
@@ -68,16 +67,16 @@ class Way:
     def __init__(self, body: Body) -> None:
         self._body = body
 
-    async def send(self, _request: Request) -> Body:
+    async def send(self) -> Body:
         return self._body
 
     def sent(self) -> None:
         """No bytes are sent."""
 
-    def parser(self, request: Request) -> StreamParser:
-        return StreamParser(request.tools)
+    def parser(self) -> StreamParser:
+        return StreamParser()
 
-    async def adapt(self, _request: Request, _complaint: ErrorBody) -> bool:
+    def adapt(self, _complaint: ErrorBody) -> bool:
         return False
 
     async def accept(self) -> None:
@@ -93,7 +92,7 @@ class Way:
 async def followed(reads: list[bytes], shown: Shown, *, gaps: bool = False) -> Answer:
     """The answer, after all of it was shown."""
     line = Way(Body(reads, shown if gaps else None))
-    async with aclosing(AnswerStream(line, Request(messages=()), timing=RetryTiming())) as stream:
+    async with aclosing(AnswerStream(line, timing=RetryTiming())) as stream:
         return await AnswerDraft(shown, "m").follow(stream)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,8 @@ from crow.llm import ModelLimits, cost_of
 from crow.llm.chat.parser import StreamParser
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import ErrorBody, Origin, max_output_tokens, model_error, parse_error_response, retry_after_s
-from crow.llm.models import EndpointFacts, facts_of, read_listing
+from crow.llm.learning import EndpointFacts
+from crow.llm.listing import facts_of, read_listing
 from tests.support.amounts import examples
 
 NUMBERS: st.SearchStrategy[Any] = st.one_of(

@@ -18,7 +18,7 @@ from crow.domain.messages import Image, Text, UserMessage
 from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import describe_facts, learned_refusals, learned_usage, learned_window
-from crow.llm.models import EndpointFacts
+from crow.llm.learning import EndpointFacts
 from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, chunk, failing, sse, text, usage
 
@@ -176,14 +176,6 @@ async def test_a_part_of_messages_is_tested_only_where_it_shows_and_with_a_first
         await ask(model, replace(with_image, cache_key="four"))
         assert ["image_url" in request.raw.decode() for request in endpoint.asked[count:]] == [False, False, True]
     assert refusals(memory) == {"images": (2, False)}
-
-
-async def test_facts_of_an_older_version_apply_but_are_tested_with_the_next_request() -> None:
-    memory = Memory({"refused": ["stream_options", "tool_choice"], "max_output_tokens": 50})
-    async with choosy(memory, Days(), stream_options=NO_OPTIONS) as (endpoint, model):
-        assert [len(await sent_by(model, endpoint, "s")) for _ in range(2)] == [2, 1]
-        assert ["max_tokens" in sent.body and sent.body["max_tokens"] for sent in endpoint.asked] == [100, 100, 100]
-    assert refusals(memory) == {"stream_options": (3, True), "tool_choice": (2, True), "max_output_tokens": (2, False)}
 
 
 async def test_facts_dropped_by_someone_else_are_not_used_any_more() -> None:

@@ -9,7 +9,7 @@ import pytest
 from crow.llm import THOUGHT_LEVELS
 from crow.llm.client import EndpointClient
 from crow.llm.endpoint import Endpoint
-from crow.llm.models import facts_of, read_listing
+from crow.llm.listing import facts_of, read_listing
 
 _YES, _NO = {"supported": True}, {"supported": False}
 

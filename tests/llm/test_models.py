@@ -8,19 +8,20 @@ import re
 from dataclasses import replace
 from datetime import date
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import pytest
 
-from crow.domain.errors import BadRequest, ConfigError
+from crow.domain.errors import BadRequest, ConfigError, ProtocolError
 from crow.domain.messages import Answer, ToolSpec
-from crow.llm import Retrying
+from crow.llm import Retrying, client
 from crow.llm.client import EndpointClient
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
-from crow.llm.models import Offered, read_listing
+from crow.llm.listing import Offered, last_of_page, read_listing
 from tests.llm.chat.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
-from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, failing, sse, text, usage
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply, body, chunk, failing, sse, text, usage
 
 
 class Listing(FakeEndpoint):
@@ -39,6 +40,69 @@ class Listing(FakeEndpoint):
     @property
     def listings(self) -> int:
         return sum(request.path.endswith("/models") for request in self.requests)
+
+
+class Pages(FakeEndpoint):
+    """An endpoint that lists its models in pages of two, as Anthropic does, and ignores larger limits."""
+
+    def __init__(self, *names: str, ignores_query: bool = False) -> None:
+        super().__init__()
+        self.names, self.ignores_query = names, ignores_query
+
+    def _reply(self, request: Recorded) -> Reply:
+        query = parse_qs(urlsplit(request.path).query)
+        after = "" if self.ignores_query else query.get("after_id", [""])[0]
+        first = self.names.index(after) + 1 if after else 0
+        page = self.names[first : first + 2]
+        items = [{"type": "model", "id": name} for name in page]
+        has_more = first + 2 < len(self.names)
+        return body(json.dumps({"data": items, "has_more": has_more, "last_id": page[-1]}).encode())
+
+
+async def listed_by(endpoint: FakeEndpoint) -> list[str]:
+    async with asking(endpoint) as model:
+        return [each.name for each in await model.models()]
+
+
+async def test_all_pages_of_a_list_of_models_are_read() -> None:
+    async with Pages("a", "b/1&c", "c", "d", "e") as endpoint:
+        assert await listed_by(endpoint) == ["a", "b/1&c", "c", "d", "e"]
+        later = "/v1/models?limit=1000&after_id="
+        assert [each.path for each in endpoint.requests] == ["/v1/models", f"{later}b%2F1%26c", f"{later}d"]
+
+
+async def test_a_list_of_models_that_repeats_its_first_page_ends() -> None:
+    async with Pages("a", "b", "c", ignores_query=True) as endpoint:
+        assert await listed_by(endpoint) == ["a", "b"]
+        assert len(endpoint.requests) == 2
+
+
+async def test_the_pages_of_a_list_of_models_are_limited_in_number_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"m{number}" for number in range(100)]
+    monkeypatch.setattr(client, "MAX_LISTING_PAGES", 3)
+    async with Pages(*names) as endpoint:
+        assert await listed_by(endpoint) == names[:6]
+    monkeypatch.setattr(client, "MAX_LISTING_BYTES", 200)
+    async with Pages(*names) as endpoint:
+        with pytest.raises(ProtocolError, match="/models is longer than 200 bytes"):
+            await listed_by(endpoint)
+        assert len(endpoint.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("listing", "last"),
+    [
+        ({"has_more": True, "last_id": "m"}, "m"),
+        ({"has_more": False, "last_id": "m"}, None),
+        ({"has_more": "yes", "last_id": "m"}, None),
+        ({"has_more": True, "last_id": 3}, None),
+        ({"has_more": True, "last_id": "m" * 1000}, None),
+        ({"last_id": "m"}, None),
+        (["m"], None),
+    ],
+)
+def test_a_page_names_the_model_after_which_the_next_page_begins(listing: object, last: str | None) -> None:
+    assert last_of_page(listing) == last
 
 
 async def test_a_listed_window_is_read_after_the_first_answer_and_stored() -> None:
@@ -196,6 +260,48 @@ async def test_a_summary_keeps_the_tool_choice_of_models_that_would_drop_their_c
             await model.close()
             sent[name] = endpoint.asked[-1].body.get("tool_choice")
     assert sent == {"anthropic/claude-x": None, "other/m": "none"}
+
+
+_ACCOUNT = {"openai-organization": "org-1", "openai-project": "proj-1"}
+
+
+@pytest.mark.parametrize(
+    ("host", "account"),
+    [
+        ("api.openai.com", _ACCOUNT),
+        ("eu.api.openai.com", _ACCOUNT),
+        ("api.openai.com.example", {}),
+        ("myapi.openai.com", {}),
+        ("models.invalid", {}),
+    ],
+)
+@pytest.mark.parametrize("lists", [False, True])
+async def test_only_openai_gets_the_account_that_its_environment_variables_name(
+    monkeypatch: pytest.MonkeyPatch, host: str, account: dict[str, str], lists: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: blue")
+    async with FakeEndpoint() as endpoint:
+        proxy = endpoint.base_url.removesuffix("/v1")
+        model = EndpointClient(Endpoint(base_url=f"http://{host}/v1", model="m", api_key="k", proxy=proxy))
+        with anyio.fail_after(60):
+            await (model.models() if lists else ask(model))
+        await model.close()
+        sent = endpoint.requests[0].headers
+    assert {name: value for name, value in sent.items() if name in _ACCOUNT} == account
+    assert not [name for name in sent if name.startswith("x-")]
+    assert sent["authorization"] == "Bearer k"
+
+
+async def test_headers_of_an_account_that_the_user_configured_are_sent_to_every_endpoint() -> None:
+    headers = (("OpenAI-Organization", "org-2"), ("user-agent", "mine"))
+    async with FakeEndpoint() as endpoint:
+        model = EndpointClient(Endpoint(base_url=endpoint.base_url, model="m", headers=headers))
+        await ask(model)
+        await model.close()
+        sent = endpoint.requests[0].headers
+    assert (sent["openai-organization"], sent["user-agent"]) == ("org-2", "mine")
 
 
 async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) -> None:

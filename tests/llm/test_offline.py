@@ -31,8 +31,12 @@ def user(*texts: str) -> UserMessage:
     return UserMessage(parts=tuple(Text(text=text) for text in texts))
 
 
+async def no_pause(_seconds: float) -> None:
+    """Take no time."""
+
+
 async def reply(*messages: Message, **more: Any) -> tuple[list[Delta], Answer]:
-    model = OfflineModel(piece_delay_s=0, slow_delay_s=0)
+    model = OfflineModel(sleep=no_pause)
     async with model.stream(Request(messages=(SYSTEM, *messages), tools=TOOLS, **more)) as stream:
         deltas = [delta async for delta in stream]
         return deltas, stream.answer
@@ -111,7 +115,7 @@ async def test_steps_joined_by_then_run_in_order() -> None:
 
 
 async def test_only_offered_tools_are_called() -> None:
-    model = OfflineModel(piece_delay_s=0)
+    model = OfflineModel(sleep=no_pause)
     async with model.stream(Request(messages=(SYSTEM, user("run ls")), tools=TOOLS[:2])) as stream:
         async for _ in stream:
             pass

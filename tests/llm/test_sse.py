@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crow.llm import sse
 from crow.llm.sse import EventTooLarge, SseDecoder
 from tests.support.amounts import examples
 
@@ -52,8 +53,9 @@ def test_a_byte_order_mark_is_dropped_only_at_the_start() -> None:
 @pytest.mark.parametrize(
     ("piece", "times"), [(b"data: " + b"x" * 44 + b"\n", 19), (b"x" * 50, 19), (b"data:\n", 190), (b"data\n", 240)]
 )
-def test_an_endless_event_raises(piece: bytes, times: int) -> None:
-    decoder = SseDecoder(max_event_bytes=1000)
+def test_an_endless_event_raises(monkeypatch: pytest.MonkeyPatch, piece: bytes, times: int) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
+    decoder = SseDecoder()
     for _ in range(times):
         decoder.feed(piece)
     with pytest.raises(EventTooLarge, match="more than 1,000 bytes"):

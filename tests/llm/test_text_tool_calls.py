@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from crow.domain.messages import ToolSpec
-from crow.llm.text_tool_calls import _CLOSING, _STARTS, CallDetector
+from crow.llm.call_forms import CLOSING, STARTS
+from crow.llm.text_tool_calls import CallDetector
 from tests.llm.streams import TOOLS
 from tests.support.amounts import examples
 
@@ -238,7 +239,7 @@ SHAPES = st.sampled_from(
         ('<{} id="1">', "</{}>"),
     ]
 )
-KNOWN = frozenset((*_STARTS, *_CLOSING))
+KNOWN = frozenset((*STARTS, *CLOSING))
 
 
 @given(

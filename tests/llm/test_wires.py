@@ -184,7 +184,7 @@ async def test_if_no_wire_works_the_reason_of_the_first_one_is_given_and_nothing
         endpoint.wires = ()
         async with asking(endpoint, memory=memory) as model:
             error, _, _ = await failure_of(model)
-            assert "has no chat completions at this URL" in str(error)
+            assert "has no Chat Completions API at this URL" in str(error)
     assert refusals(memory) == {}
 
 

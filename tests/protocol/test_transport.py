@@ -21,7 +21,8 @@ import anyio.lowlevel
 import pytest
 from acp.connection import Connection
 
-from crow.protocol import transport
+from crow.protocol import frames
+from crow.protocol import transport as transport_module
 from crow.protocol.transport import StdioTransport
 
 PIPE_BYTES = 65536
@@ -71,7 +72,7 @@ class Editor:
 
 
 @contextlib.asynccontextmanager
-async def served(**options: Any) -> AsyncIterator[Editor]:
+async def served() -> AsyncIterator[Editor]:
     """An echo agent on the SDK's connection: `echo` answers its parameters, `fail` raises."""
 
     async def handle(method: str, params: Any, is_notification: bool) -> Any:
@@ -80,7 +81,7 @@ async def served(**options: Any) -> AsyncIterator[Editor]:
         return {"method": method, "params": params}
 
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], **options)
+        transport = StdioTransport(up[0], down[1])
         connection = Connection(handle, transport, listening=False)
         editor = Editor(up[1], down[0])
         async with anyio.create_task_group() as tasks:
@@ -125,8 +126,9 @@ async def test_meta_is_a_plain_parameter_and_overrides_nothing() -> None:
         assert answer == echoed(1, sessionId="real", _meta={"session_id": "forged", "sessionId": "forged"})
 
 
-async def test_a_line_over_the_limit_is_refused_and_the_next_one_is_read() -> None:
-    async with served(max_line_bytes=100_000) as editor:
+async def test_a_line_over_the_limit_is_refused_and_the_next_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_LINE_BYTES", 100_000)
+    async with served() as editor:
         await editor.say(b'{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":"' + b"x" * 300_000 + b'"}}\n')
         await editor.say(request(2))
         refused = await editor.hear()
@@ -192,10 +194,11 @@ async def test_a_slow_reader_slows_senders_and_gets_every_line_in_order() -> Non
         await transport.close()
 
 
-async def test_requests_wait_while_the_editor_does_not_read() -> None:
+async def test_requests_wait_while_the_editor_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "MAX_WAITING_BYTES", PIPE_BYTES)
     requests = b"".join(json.dumps(request(number)).encode() + b"\n" for number in range(500))
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], max_waiting_bytes=PIPE_BYTES)
+        transport = StdioTransport(up[0], down[1])
         begun: list[int] = []
 
         async def serve(tasks: anyio.abc.TaskGroup) -> None:
@@ -218,9 +221,10 @@ async def test_requests_wait_while_the_editor_does_not_read() -> None:
         await transport.close()
 
 
-async def test_an_editor_that_closes_stdin_and_never_reads_is_given_up() -> None:
+async def test_an_editor_that_closes_stdin_and_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "MAX_WAITING_BYTES", PIPE_BYTES)
     with pipe() as up, pipe() as down:
-        transport = StdioTransport(up[0], down[1], max_waiting_bytes=PIPE_BYTES)
+        transport = StdioTransport(up[0], down[1])
         await anyio.to_thread.run_sync(os.write, up[1], b"[]\n" * 5000)
         os.close(up[1])
         up[1] = -1
@@ -248,9 +252,9 @@ async def test_a_sender_cancelled_while_waiting_leaves_no_partial_line() -> None
 async def test_close_completes_the_begun_line_and_the_responses_for_a_slow_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(transport, "CLOSE_S", 0.0)
-    monkeypatch.setattr(transport, "FINISH_S", 60.0)
-    monkeypatch.setattr(transport, "STALLED_S", 60.0)
+    monkeypatch.setattr(transport_module, "CLOSE_S", 0.0)
+    monkeypatch.setattr(transport_module, "FINISH_S", 60.0)
+    monkeypatch.setattr(transport_module, "STALLED_S", 60.0)
     with pipe() as up, pipe() as down:
         sender = StdioTransport(up[0], down[1])
         received = b""
@@ -272,7 +276,7 @@ async def test_close_completes_the_begun_line_and_the_responses_for_a_slow_reade
 
 
 async def test_close_gives_up_on_a_reader_that_stopped_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "STALLED_S", 0.0)
+    monkeypatch.setattr(transport_module, "STALLED_S", 0.0)
     with pipe() as up, pipe() as down:
         sender = StdioTransport(up[0], down[1])
         async with anyio.create_task_group() as tasks:
@@ -284,7 +288,7 @@ async def test_close_gives_up_on_a_reader_that_stopped_reading(monkeypatch: pyte
 
 async def test_only_tasks_that_send_without_pause_must_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single message costs no pass of the event loop; a task that sends many lets others run."""
-    monkeypatch.setattr(transport, "FAIR_S", -1.0)
+    monkeypatch.setattr(transport_module, "FAIR_S", -1.0)
     passes = 0
 
     async def others() -> None:

@@ -139,7 +139,7 @@ async def test_an_endpoint_without_any_api_at_its_url_is_named_once_with_advice(
     endpoint.wires = ()
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
-        with pytest.raises(RpcError, match="has no chat completions at this URL"):
+        with pytest.raises(RpcError, match="has no Chat Completions API at this URL"):
             await agent.prompt(session, "Hello")
     paths = [request.path for request in endpoint.requests if request.method == "POST"]
     assert paths == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]

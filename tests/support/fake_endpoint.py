@@ -255,6 +255,11 @@ class FakeEndpoint:
             stop.open()
             thread.join(60)
 
+    @property
+    def open_connections(self) -> int:
+        """The number of connections that are open now."""
+        return len(self._tasks)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None

@@ -7,7 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -70,19 +70,20 @@ class StreamTransport:
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
+        self.tools: tuple[ToolSpec, ...] = ()
         self.timeouts = EndpointTimeouts()
         self.origin = Origin()
 
-    async def send(self, request: Request) -> StreamBody:
+    async def send(self) -> StreamBody:
         return StreamBody(self.streams.pop(0) if self.streams else Stream(pieces=[DONE]))
 
     def sent(self) -> None:
         """No bytes are sent."""
 
-    def parser(self, request: Request) -> StreamParser:
-        return StreamParser(request.tools, origin=self.origin)
+    def parser(self) -> StreamParser:
+        return StreamParser(self.tools, origin=self.origin)
 
-    async def adapt(self, request: Request, body: ErrorBody) -> bool:
+    def adapt(self, body: ErrorBody) -> bool:
         return False
 
     async def accept(self) -> None:
@@ -96,19 +97,17 @@ class StreamTransport:
 
 
 class StreamedModel:
-    """A model whose answers come from bytes. It offers `tools` in place of those of the request."""
+    """A model whose answers come from bytes. Its transport has `tools` in place of those of the request."""
 
     def __init__(self) -> None:
         self.info = INFO
         self.transport = StreamTransport()
-        self.tools: tuple[ToolSpec, ...] = ()
 
     def check(self) -> None:
         """Always ready."""
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AnswerStream]:
-        request = replace(request, tools=self.tools)
-        return aclosing(AnswerStream(self.transport, request, timing=RetryTiming(sleep=no_sleep)))
+        return aclosing(AnswerStream(self.transport, timing=RetryTiming(sleep=no_sleep)))
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -168,7 +167,7 @@ async def check_session(
     async with opened(directory, model, tools=tools, client=client, mode="auto") as run:
         client.run = run
         for stream, offered in streams:
-            model.tools = offered
+            model.transport.tools = offered
             client.events.clear()
             client.cancel_after = chance.choice([None, None, 0, 1, 3])
             model.transport.streams = script(stream, chance)
@@ -241,7 +240,7 @@ async def check_draft(stream: Stream, tools: tuple[ToolSpec, ...], *, before: st
     """Show one response. The shown text must be that of the answer, or of the draft if there is no answer. Return
     it."""
     model, branch = StreamedModel(), DraftBranch()
-    model.tools = tools
+    model.transport.tools = tools
     model.transport.streams = [stream] * 4
     draft = AnswerDraft(branch, "m", before=before)  # type: ignore[arg-type]  # it has what a draft calls
     kept: tuple[str, str] | None = None

@@ -56,12 +56,6 @@ class ChatEncoder(Encoder[_Encoded]):
         super().__init__()
         self._sequence = _Sequence()
 
-    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of each message in order, including messages that the encoder inserts between them."""
-        self._use(model="", endpoint=endpoint, dialect=dialect)
-        self._read(tuple(messages))
-        return self._sequence.sent()
-
     def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
         dialect, model = self._dialect, self._model
         head: dict[str, object] = {"model": model, "stream": dialect.streams}
@@ -83,8 +77,8 @@ class ChatEncoder(Encoder[_Encoded]):
             head["parallel_tool_calls"] = dialect.parallel_calls
         return head
 
-    def _conversation(self) -> tuple[bytes, list[bytes]]:
-        return b"", self._sequence.sent()
+    def _sent(self) -> list[bytes]:
+        return self._sequence.sent()
 
     def _restart(self) -> None:
         self._sequence = _Sequence()

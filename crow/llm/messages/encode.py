@@ -47,8 +47,8 @@ class _Encoded:
     starts_with_thought: bool = False
     """Whether the first block is a thought."""
     ended: bytes | None = None
-    """If the endpoint paused in this answer, the blocks to send as soon as a message other than the rest of the answer
-    follows: without the calls of the server's own tools that have no result. None if it did not pause."""
+    """Set if the endpoint paused in this answer: the blocks without those calls of the server's own tools that have no
+    result. They replace `blocks` once a message follows that does not continue the answer. None without a pause."""
 
 
 class MessagesEncoder(Encoder[_Encoded]):
@@ -63,10 +63,8 @@ class MessagesEncoder(Encoder[_Encoded]):
         self._sequence = _Sequence()
         self._system = _System()
 
-    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
+    def _sent(self) -> list[bytes]:
         """Return the bytes of the system prompt and of each message in order, without cache marks."""
-        self._use(model="", endpoint=endpoint, dialect=dialect)
-        self._read(tuple(messages))
         return [*filter(None, [self._system.block]), *self._sequence.sent()[0]]
 
     def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:

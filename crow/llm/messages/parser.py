@@ -92,6 +92,8 @@ class MessagesParser(AnswerParser):
         """The blocks that have not ended, by index."""
         self._latest: dict[object, _Block] = {}
         """The newest block with each index, also if it has ended."""
+        self._newest: dict[_Kind, _Block] = {}
+        """The newest block of each kind."""
         self._started: dict[tuple[object, str], _Block] = {}
         """The tool calls by index and id, to notice a call that is started twice."""
         self._counts: dict[str, int] = {}
@@ -206,6 +208,7 @@ class MessagesParser(AnswerParser):
         block = _Block(kind, _key(index), dict(content or {"type": kind}))
         if len(self._blocks) < _MAX_BLOCKS:  # the text of further blocks is read, but it is not sent back as blocks
             self._blocks.append(block)
+        self._newest[kind] = block
         self._open[block.index] = self._latest[block.index] = block
         return block
 
@@ -277,7 +280,7 @@ class MessagesParser(AnswerParser):
     def _read_signature(self, index: object, signature: object) -> None:
         block = self._at(index)
         if block is None or block.kind != "thinking":
-            block = next((each for each in reversed(self._blocks) if each.kind == "thinking"), None)
+            block = self._newest.get("thinking")
         self._add_signature(block or self._new_block("thinking", index), signature)
 
     def _add_signature(self, block: _Block, signature: object) -> None:
@@ -313,7 +316,7 @@ class MessagesParser(AnswerParser):
             self._opaque_chars += len(piece)
             return
         if block is None or block.kind != "call":
-            block = next((each for each in reversed(self._blocks) if each.kind == "call"), None)
+            block = self._newest.get("call")
         block = block or self._new_call(index)
         self._calls.add({"index": block.call, "function": {"arguments": piece}})
 

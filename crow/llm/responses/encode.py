@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -62,15 +62,9 @@ class ResponsesEncoder(Encoder[_Encoded]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sent: list[bytes] = []
+        self._items: list[bytes] = []
         self._last: domain.Message | None = None
         self._marks_system = False
-
-    def messages(self, messages: Sequence[domain.Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of each message in order. A message may be several items."""
-        self._use(model="", endpoint=endpoint, dialect=dialect)
-        self._read(tuple(messages))
-        return self._items()
 
     def _use(self, *, model: str, endpoint: str, dialect: Dialect) -> None:
         super()._use(model=model, endpoint=endpoint, dialect=dialect)
@@ -83,20 +77,17 @@ class ResponsesEncoder(Encoder[_Encoded]):
     def _head(self, request: Request, *, limit: int | None) -> dict[str, object]:
         return _head(request, model=self._model, dialect=self._dialect, limit=limit)
 
-    def _conversation(self) -> tuple[bytes, list[bytes]]:
-        return b"", self._items()
-
-    def _items(self) -> list[bytes]:
-        return [*self._sent, _GO_ON] if is_paused(self._last) else list(self._sent)
+    def _sent(self) -> list[bytes]:
+        return [*self._items, _GO_ON] if is_paused(self._last) else list(self._items)
 
     def _restart(self) -> None:
-        self._sent, self._last = [], None
+        self._items, self._last = [], None
 
     def _add(self, encoded: _Encoded) -> None:
         if is_paused(self._last) and isinstance(encoded.message, domain.AssistantMessage):
-            self._sent.append(_GO_ON)
+            self._items.append(_GO_ON)
         self._last = encoded.message
-        self._sent.append(encoded.sent)
+        self._items.append(encoded.sent)
 
     def _tool(self, spec: domain.ToolSpec) -> dict[str, object]:
         return _tool(spec, self._dialect)

@@ -77,8 +77,8 @@ class ResponsesParser(AnswerParser):
         """The members of that event that say what it belongs to."""
         self._status: str | None = None
         self._reason: str | None = None
-        self._made: dict[int, int] = {}
-        """For each `PartialCall`, by its `id()`: the index of its call in the answer."""
+        self._made: dict[PartialCall, int] = {}
+        """The index in the answer of the call that was made of each `PartialCall`."""
 
     @property
     def is_finished(self) -> bool:
@@ -357,7 +357,7 @@ class ResponsesParser(AnswerParser):
         cut = last.call if last is not None and is_cut and not last.is_whole else None
         finished = finished_calls(calls, self._offered, new_id=self._new_id, cut=cut)
         for index, (partial, _) in enumerate(finished):
-            self._made.setdefault(id(partial), index)
+            self._made.setdefault(partial, index)
         return tuple(call for _, call in finished)
 
     def _answered(self) -> frozenset[str]:
@@ -375,7 +375,7 @@ class ResponsesParser(AnswerParser):
                 continue
             if output.call is None or is_answered:
                 items.append(Item(data=data))
-            elif (index := self._made.get(id(output.call))) is not None:
+            elif (index := self._made.get(output.call)) is not None:
                 kept = {key: value for key, value in data.items() if key not in CALL_TYPES[output.kind]}
                 items.append(Item(data=kept, call=index))
         return stored_items(items)

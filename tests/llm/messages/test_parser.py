@@ -191,6 +191,19 @@ def test_an_event_of_any_shape_raises_nothing_but_a_model_error(event: object, k
 
 
 @pytest.mark.long
+def test_signatures_after_many_blocks_of_text_are_read_in_linear_time() -> None:
+    parser, numbers = MessagesParser(), range(110_000)
+    signed = {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": "x"}}
+    for number in numbers:
+        text = {"type": "text", "text": f"twig {number} "}
+        parser.feed([json.dumps({"type": "content_block_start", "index": 0, "content_block": text})])
+        if number >= 10_000:
+            parser.feed([json.dumps(signed)])
+    parser.feed(['{"type":"message_stop"}'])
+    assert parser.finish().text.replace("\n", "") == "".join(f"twig {number} " for number in numbers)
+
+
+@pytest.mark.long
 def test_blocks_in_many_pieces_are_joined_in_linear_time() -> None:
     parser, pieces = MessagesParser(), range(50_000)
     for number in pieces:

@@ -9,7 +9,7 @@ import pytest
 from crow.llm.dialect import Dialect
 from crow.llm.errors import parse_error_response, refused_part
 from crow.llm.facts import Refusal
-from crow.llm.models import RequestForm
+from crow.llm.form import RequestForm
 
 BOUND = "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
 CHANGED = (

@@ -1,27 +1,22 @@
-"""Learns facts about models from the endpoint's answer to `GET /models`, and from refused requests."""
+"""Learns facts about a model from the endpoint's list of models, from its answers, and from what it refuses."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
 from datetime import date
 from functools import reduce
-from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage, WireName
-from crow.llm import THOUGHT_LEVELS, EndpointMemory, ModelInfo, ModelLimits, ThoughtLevel
+from crow.llm import EndpointMemory, ModelInfo
 from crow.llm.dialect import Dialect, changes_messages, is_wire
 from crow.llm.endpoint import Endpoint
-from crow.llm.errors import ErrorBody
 from crow.llm.facts import (
-    MAX_TOKENS,
     USAGE,
     Refusal,
     UsageShape,
-    is_possible_limit,
     learned_refusals,
     learned_usage,
     refusals_for,
@@ -29,31 +24,11 @@ from crow.llm.facts import (
     utc_today,
     without_controls,
 )
+from crow.llm.form import RequestForm
+from crow.llm.listing import PRICES, Offered, facts_of, learned_listing
 
 logger = logging.getLogger(__name__)
 
-# If several windows are stated, the smallest is used, because a single request may not exceed it. The window that a
-# model was trained with (llama.cpp's `n_ctx_train`) is ignored: it does not tell how the model is served.
-_LOADED_WINDOWS = (
-    ("loaded_context_length",),  # LM Studio
-    ("max_model_len",),  # vLLM, SGLang
-    ("meta", "n_ctx"),  # llama.cpp
-)
-_POSSIBLE_WINDOWS = (
-    ("context_length",),  # OpenRouter, Together, Moonshot
-    ("top_provider", "context_length"),  # OpenRouter, for its preferred provider
-    ("context_window",),  # Groq
-    ("max_context_length",),  # Mistral, LM Studio
-    ("max_input_tokens",),  # LiteLLM, Anthropic
-    ("inputTokenLimit",),  # Gemini's native API
-)
-_OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
-_THINKS = (
-    ("supports_reasoning",),  # LiteLLM, Moonshot
-    ("capabilities", "reasoning"),  # Mistral
-)
-_MIN_WINDOW = 256
-_MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
 """Crow counts the answers to requests that fill at least half of the context window. It reads the list of models again
 after the first of these answers, and from then on after every `_LISTING_INTERVAL` more."""
@@ -64,192 +39,6 @@ request."""
 
 _MISSING_USAGE = 3
 """After this many answers in a row without token counts, crow stores that the endpoint reports none."""
-
-_PRICES = ("input_price", "cached_price", "cache_write_price", "output_price")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered(ModelLimits):
-    """A model that an endpoint lists."""
-
-    name: str
-    thought_levels: tuple[ThoughtLevel, ...] | None = None
-    """The thought levels that the model takes. None if the list does not say."""
-
-
-def read_listing(body: object) -> tuple[Offered, ...] | None:
-    """Return the models that `body` lists, in the order of the list. Return None if `body` is not a list of models."""
-    listed = body.get("data", body.get("models")) if isinstance(body, Mapping) else body
-    if not isinstance(listed, list):
-        return None
-    return tuple(offered for item in listed if (offered := _offered(item)) is not None)
-
-
-def _offered(item: object) -> Offered | None:
-    if isinstance(item, str):
-        item = {"id": item}
-    name = item.get("id") or item.get("name") or item.get("model") if isinstance(item, Mapping) else None
-    if not isinstance(item, Mapping) or not isinstance(name, str) or len(name) > _MAX_NAME_CHARS:
-        return None
-    windows = list(_sizes(item, _LOADED_WINDOWS)) or list(_sizes(item, _POSSIBLE_WINDOWS))
-    outputs = _OUTPUTS if item.get("type") != "model" else (*_OUTPUTS, ("max_tokens",))  # Anthropic
-    return Offered(
-        name=name,
-        context_window=min(windows, default=None),
-        max_output_tokens=min(_sizes(item, outputs), default=None),
-        input_price=_price(item, "prompt"),
-        cached_price=_price(item, "input_cache_read"),
-        cache_write_price=_price(item, "input_cache_write"),
-        output_price=_price(item, "completion"),
-        thought_levels=_thought_levels(item),
-    )
-
-
-def _thought_levels(item: Mapping[str, object]) -> tuple[ThoughtLevel, ...] | None:
-    """Return the thought levels that a listed model takes: none if it does not think, None if the list does not say."""
-    thinks = _value_at(item, ("capabilities", "thinking", "supported"))  # Anthropic
-    if thinks is True:
-        effort = _value_at(item, ("capabilities", "effort"))
-        has_budget = _value_at(item, ("capabilities", "thinking", "types", "enabled", "supported")) is not False
-        if has_budget or not isinstance(effort, Mapping):
-            return THOUGHT_LEVELS
-        return tuple(
-            level for level in THOUGHT_LEVELS if level == "off" or _value_at(effort, (level, "supported")) is not False
-        )
-    reasoning = item.get("reasoning")
-    if isinstance(reasoning, Mapping):  # OpenRouter
-        efforts, is_mandatory = reasoning.get("supported_efforts"), reasoning.get("mandatory") is True
-        taken = efforts if isinstance(efforts, list) else THOUGHT_LEVELS
-        return tuple(level for level in THOUGHT_LEVELS if (not is_mandatory if level == "off" else level in taken))
-    parameters = item.get("supported_parameters")  # OpenRouter
-    if isinstance(parameters, list):
-        return THOUGHT_LEVELS if "reasoning" in parameters or "reasoning_effort" in parameters else ()
-    flags = (thinks, *(_value_at(item, place) for place in _THINKS))
-    return () if False in (flag for flag in flags if isinstance(flag, bool)) else None
-
-
-def _sizes(item: Mapping[str, object], places: tuple[tuple[str, ...], ...]) -> Iterator[int]:
-    for place in places:
-        size = _number(_value_at(item, place))
-        if size is not None and _MIN_WINDOW <= size <= MAX_TOKENS:
-            yield int(size)
-
-
-def _price(item: Mapping[str, object], key: str) -> float | None:
-    """Return the price in USD per million tokens. OpenRouter states USD per token, as text."""
-    price = _number(_value_at(item, ("pricing", key)))
-    return round(price * 1e6, 6) if price is not None and 0 <= price < 1 else None
-
-
-def _number(value: object) -> float | None:
-    """Read a value that an endpoint stated as a number, or as text such as "0.5". Return None for anything else."""
-    try:
-        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _is_possible(name: str, value: object) -> bool:
-    """Return whether `value` is a possible value of the limit or price `name`."""
-    if name in _PRICES:
-        price = None if isinstance(value, str) else _number(value)
-        return price is not None and price >= 0
-    return is_possible_limit(value)
-
-
-def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
-    value: object = item
-    for key in place:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def facts_of(offered: Offered) -> Mapping[str, object]:
-    """Return what to store about a listed model."""
-    stated = {key: value for key, value in asdict(offered).items() if key != "name" and value is not None}
-    return {"listed": stated}
-
-
-@dataclass(slots=True, kw_only=True)
-class RequestForm:
-    """The form in which one request is sent. It changes until the endpoint accepts the request.
-
-    The request leaves out the parts in `refused`, and those in `known` that are in neither `tested` nor `restored`. A
-    part that the endpoint refuses by name is added to `refused`. After a refusal that names no part, all parts in
-    `tested` move to `doubted`; if there are none, parts in `known` are added to `restored`.
-    """
-
-    session: str
-    """The cache key of the session."""
-    configured: Dialect
-    """The endpoint's dialect as configured, before any refusal."""
-    known: dict[str, Refusal]
-    """The refusals that apply to the session."""
-    tested: set[str] = field(default_factory=set)
-    """Parts in `known` that this request contains anyway, to test whether the endpoint still refuses them."""
-    refused: dict[str, Refusal] = field(default_factory=dict)
-    """The parts that the endpoint has refused in this request."""
-    doubted: set[str] = field(default_factory=set)
-    """Parts that were being tested when the endpoint refused the request without a usable reason. The request no longer
-    contains them."""
-    restored: set[str] = field(default_factory=set)
-    """Parts in `known` that were left out when the endpoint refused the request. The request now contains them, because
-    the endpoint may require them."""
-    moved: tuple[ErrorBody, WireName] | None = None
-    """The first refusal of a whole wire, and this wire. None if no wire was refused."""
-    is_back: bool = False
-    """Whether the request returned to the wire of `moved`, because the endpoint refused all other wires, too."""
-    is_settled: bool = False
-    """Whether crow has learned from this request."""
-
-    def left_out(self) -> tuple[Refusal, ...]:
-        """Return the refusals whose parts this request leaves out, oldest first."""
-        sent = self.tested | self.restored
-        return (*(each for each in self.known.values() if each.part not in sent), *self.refused.values())
-
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect of this request."""
-        return self.dialect_without()
-
-    def dialect_without(self, *parts: str) -> Dialect:
-        """Return the dialect that this request would have if it also left out `parts`."""
-        # The wire comes first, because the other parts belong to one wire.
-        found = sorted((*(each.part for each in self.left_out()), *parts), key=is_wire, reverse=True)
-        return reduce(Dialect.refusing, found, self.configured)
-
-    @property
-    def max_output(self) -> int | None:
-        """The largest output limit that the endpoint is known to accept."""
-        return min((each.limit for each in self.left_out() if each.limit is not None), default=None)
-
-    def revert(self, words: str) -> bool:
-        """Change the form after a refusal that names no part to leave out. If parts are being tested, leave them out
-        again. Otherwise send again the parts that were left out and that `words`, the text of the refusal, mentions. If
-        it mentions none of them, send all of them again. Return False if there is nothing to change."""
-        if self.tested:
-            self.doubted, self.tested = self.doubted | self.tested, set()
-            return True
-        absent = self.known.keys() - self.refused.keys() - self.doubted - self.restored
-        # The name of a part may begin with its wire.
-        self.restored |= {part for part in absent if part.rpartition(".")[2] in words} or absent
-        return bool(absent)
-
-    def go_back(self) -> ErrorBody | None:
-        """Return to the first wire that was refused, to try it with other requests. Return the reason that it gave, or
-        None if this request never left a wire, or has returned to it before."""
-        if self.moved is None or self.is_back:
-            return None
-        self.is_back = True
-        self.refused = {part: each for part, each in self.refused.items() if not is_wire(part)}
-        return self.moved[0]
-
-    @property
-    def in_question(self) -> frozenset[str]:
-        """The parts in `known` that this request contains. If the endpoint accepts the request, it no longer refuses
-        these parts."""
-        return frozenset(self.tested | self.restored) - self.refused.keys()
 
 
 class EndpointFacts:
@@ -285,18 +74,9 @@ class EndpointFacts:
     def _take(self, learned: Mapping[str, object]) -> None:
         """Replace all facts by those in `learned`."""
         self._info: ModelInfo | None = None  # None: must be computed again
-        self._listed: Offered | None = None
+        self._listed = learned_listing(learned, self._endpoint.model)
         self._refusals = learned_refusals(learned)
         self._usage = learned_usage(learned)
-        listed = learned.get("listed")
-        if isinstance(listed, Mapping):
-            known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
-            limits: dict[str, Any] = {key: value for key, value in known.items() if _is_possible(key, value)}
-            levels = listed.get("thought_levels")
-            taken = None
-            if isinstance(levels, (list, tuple)):
-                taken = tuple(level for level in THOUGHT_LEVELS if level in levels)
-            self._listed = Offered(name=self._endpoint.model, thought_levels=taken, **limits)
 
     async def refresh(self) -> None:
         """Read the stored facts again: another session, another process or the user may have changed them."""
@@ -341,7 +121,7 @@ class EndpointFacts:
         )
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
-        prices = {key: getattr(listed, key) for key in _PRICES}
+        prices = {key: getattr(listed, key) for key in PRICES}
         return replace(info, **prices)
 
     def _wire(self) -> WireName:
