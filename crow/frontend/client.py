@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -60,15 +59,10 @@ class SessionClient:
         self._commands = commands
         self._dialogs = dialogs
         self.view = self._view(entry=feed.entry)
-        self._unfinished = feed.open_items()
-        """The unfinished message and calls at the time of `view`, until they are shown. Newer items are in the queue,
-        so `join` must not read the feed again: an item would come before the older ones."""
         self.is_open = asyncio.Event()
         """Set while updates may be sent: not before the client has the response to the request that opens the
         session."""
         self._sending = asyncio.Lock()
-        self.sent_at = 0.0
-        """The monotonic time in seconds when the last update was sent."""
         self.is_closed = False
         self._parent: SessionClient | None = None
         self.subagents = _ShownSubagents(self, session_id, self._subagent)
@@ -99,13 +93,8 @@ class SessionClient:
                 case events.CommandsChanged():
                     commands = self._commands()
                     await self.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
-
-    async def join(self) -> None:
-        """Send the message and calls that were unfinished when the client was attached, unless it has them. Must be
-        called before the items in the queue are sent."""
-        items, self._unfinished = self._unfinished, ()
-        for item in items:
-            await self.show(item)
+                case events.SubagentChanged():
+                    self.subagents.note(item)
 
     async def load(
         self,
@@ -122,7 +111,6 @@ class SessionClient:
         async with self._replacing_view():
             was_running, items = is_running(), self._feed.open_items()
             self.view = view = self._view(is_reading=True, limits=limits, family=family)
-            self._unfinished = ()
             async for batch in history:
                 for entry in batch:
                     await self._send_shown(view.apply(events.EntryStored(entry=entry)), is_history=True)
@@ -149,7 +137,6 @@ class SessionClient:
             self._check(missed, items)
             cursor = self._start_of(missed)
             self.view = view = View.at(cursor, missed.before, self.caps, session_id=self._session_id, cwd=self._cwd)
-            self._unfinished = ()
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
             for call in cursor.calls.keys() - going:
@@ -162,9 +149,10 @@ class SessionClient:
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
-                # A client without this capability was told by a remark, which the new view would repeat.
+                shown = view.apply(item)
+                # A client without this capability was told by a remark, which the new view repeats.
                 if self.caps.compaction or not isinstance(item, events.CompactionChanged):
-                    await self._send_shown(view.apply(item))
+                    await self._send_shown(shown)
             await self._tell_missed_subagents(missed)
         return missed
 
@@ -173,11 +161,11 @@ class SessionClient:
         """Send nothing else during the block, which replaces the view. If the block fails or is cancelled, restore the
         view: one that has stopped halfway through the log would show a call only with its result."""
         async with self._sending:
-            before = self.view, self._unfinished
+            before = self.view
             try:
                 yield
             except BaseException:
-                self.view, self._unfinished = before
+                self.view = before
                 raise
 
     def _start_of(self, missed: Missed) -> Cursor:
@@ -224,7 +212,6 @@ class SessionClient:
             meta = self.place(cursor) | (HISTORY if is_history and self.caps.is_translated else {})
             params = {"sessionId": self._session_id, "update": update} | ({"_meta": meta} if meta else {})
             await self._outlet.notify("session/update", params)
-            self.sent_at = time.monotonic()
 
     def place(self, cursor: Cursor | None = None) -> dict[str, Any]:
         """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
@@ -349,5 +336,3 @@ class _ShownSubagents:
             if state is None:
                 continue  # it is newer than the load: its announcement is in the queue
             await self._client.show(replace(state, title=state.title or ""))
-            if (running := self.running.get(session_id)) is not None:
-                await running.join()

@@ -317,7 +317,6 @@ class SessionOpener:
             title = {"title": title_line(row.title), "updatedAt": iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.subagents.tell()
-        await client.join()
         if opened.contents is not None and opened.contents.concerns_agents and client.caps.notices:
             await client.show(notice_of_workspace(opened.contents))
         client.open()

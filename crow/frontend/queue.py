@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from crow.domain.events import (
     CallProgressed,
     EntryStored,
     Event,
-    SubagentChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
@@ -34,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """If about this many bytes wait to be sent to a client, crow disconnects the client."""
-
-_STALLED_S = 60.0
-"""If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
 
 _PATIENT_BYTES = 64 * 1024
 """If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
@@ -64,10 +59,9 @@ class _WaitingItem:
 class ClientQueue:
     """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
 
-    A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
-    reads nothing for too long, the client is disconnected. But if `is_patient` is true, crow waits for the client: it
-    is at the other end of a pipe, whose end is always noticed. `may_write` means that the client may send prompts and
-    answer questions.
+    A client that does not read delays neither the session nor other clients: if its queue grows too large, the client
+    is disconnected. But if `is_patient` is true, crow waits for the client: it is at the other end of a pipe, whose end
+    is always noticed. `may_write` means that the client may send prompts and answer questions.
     """
 
     def __init__(
@@ -95,7 +89,6 @@ class ClientQueue:
         self._items: deque[_WaitingItem] = deque()
         self._bytes = 0
         self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
-        self._moved_at = 0.0
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -123,7 +116,6 @@ class ClientQueue:
                         return
                     self._items.popleft()
                     self._bytes -= item.size
-                    self._moved_at = time.monotonic()
                     if self._bytes <= _PATIENT_BYTES:
                         self._has_room.set()
                 self._wake.clear()
@@ -137,17 +129,11 @@ class ClientQueue:
         """
         if self.is_detached:
             return None
-        now = time.monotonic()
-        if not self._items:
-            self._moved_at = now
         if self._is_patient:
             if self._bytes + size > _PATIENT_BYTES:
                 self._has_room.clear()
         elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
-            return None
-        elif now - max(self._moved_at, self.client.sent_at) > _STALLED_S:
-            self._end(f"This client read nothing for {_STALLED_S:.0f} s.")
             return None
         item = _WaitingItem(send, size)
         self._items.append(item)
@@ -178,12 +164,7 @@ class ClientQueue:
                 self._check_access()
             case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
                 self._progress.pop(call, None)
-        self.put(partial(self._show, client, item, is_own), _size(item))
-
-    async def _show(self, client: SessionClient, item: Event, is_own: bool) -> None:
-        if isinstance(item, SubagentChanged):
-            client.subagents.note(item)
-        await client.show(item, is_own=is_own)
+        self.put(partial(client.show, item, is_own=is_own), _size(item))
 
     def _check_access(self) -> None:
         """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
