@@ -119,7 +119,7 @@ class Journal:
         """The number of the editor's messages that have been sent so far, counted over all connections."""
         self._phase = _OFFLINE
         self._is_known = False
-        """Whether the server remembers the earlier connection, and so recognises the ids of repeated prompts."""
+        """Whether the server remembers the earlier connection, so it was not restarted."""
         self._unique = unique
         """A part of the names of prompts, which differs from that of every other journal."""
         self._knows_names = False
@@ -205,7 +205,7 @@ class Journal:
 
     def connected(self, *, is_known: bool) -> None:
         """Begin to restore the state on a new connection. `is_known` is true if the server remembers the earlier
-        connection. Such a server recognises repeated prompts."""
+        connection, so it was not restarted."""
         self._is_known = is_known
         self._questions.connected()
         self._own = {}
@@ -455,7 +455,8 @@ class Journal:
             self.editor_sent(line)
 
     def _may_repeat(self, pending: _Pending) -> bool:
-        """Return whether the server carries the request out only once, even if an earlier server has done so."""
+        """Return whether it does no harm to send the request again. A prompt has no name if the editor sent it before
+        the first response of the server. Only a server that remembers the connection recognises such a prompt."""
         if pending.method in _REPEATABLE or (isinstance(pending.prompt_id, str) and self._knows_names):
             return True
         return pending.method == "session/prompt" and self._is_known

@@ -19,16 +19,16 @@ from crow.agent.sessions.opening import new_session, store_fork, store_setup
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.errors import ArgumentError, CrowError
-from crow.domain.events import NoticeShown, SessionListChanged
+from crow.domain.events import CommandsChanged, NoticeShown, SessionListChanged
 from crow.domain.text import title_line
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostSession
-from crow.frontend.options import mode_state, session_commands
+from crow.frontend.options import mode_state
 from crow.frontend.sessions import ConnectionSession, ConnectionSessions, iso_time
 from crow.frontend.workspace import SharedWorkspace
 from crow.protocol.params import OpenRequest
-from crow.protocol.updates import turn_state, usage_update
+from crow.protocol.updates import turn_state
 from crow.store import SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config
 from crow.store.watching import Draft
@@ -306,10 +306,9 @@ class SessionOpener:
 
     async def _introduce(self, opened: ConnectionSession) -> None:
         client, session = opened.client, opened.session
-        commands = session_commands(session)
-        await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
+        await client.show(CommandsChanged())
         try:
-            await client.send(usage_update(await session.conversation.measured()))
+            await client.show(await session.conversation.measured())
         except CrowError as error:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
