@@ -14,7 +14,6 @@ import anyio
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
-    CallEnded,
     CallProgressed,
     EntryStored,
     Event,
@@ -44,7 +43,7 @@ Origin = object
 without a connection id is identified by its connection object."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _WaitingItem:
     """An item that waits to be sent to a client."""
 
@@ -52,8 +51,6 @@ class _WaitingItem:
     """Sends the item."""
     size: int
     """About how many bytes of memory the item takes."""
-    is_begun: bool = False
-    """Whether `send` was called."""
 
 
 class ClientQueue:
@@ -88,7 +85,8 @@ class ClientQueue:
         self._leave = partial(leave, self)
         self._items: deque[_WaitingItem] = deque()
         self._bytes = 0
-        self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
+        self._progress: dict[CallRef, CallProgressed] = {}
+        """The newest output of each call of which output waits to be sent."""
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -105,7 +103,6 @@ class ClientQueue:
                     if self.is_detached:
                         return
                     item = self._items[0]
-                    item.is_begun = True
                     try:
                         await item.send()
                     except Exception:
@@ -121,25 +118,20 @@ class ClientQueue:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> _WaitingItem | None:
-        """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
-        new item of the queue.
-
-        If too much waits for the client, disconnect the client instead and return None.
-        """
+    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> None:
+        """Add `send` to the end of the queue. It is called after everything that is already in the queue. If too much
+        waits for the client, disconnect the client instead."""
         if self.is_detached:
-            return None
+            return
         if self._is_patient:
             if self._bytes + size > _PATIENT_BYTES:
                 self._has_room.clear()
         elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
-            return None
-        item = _WaitingItem(send, size)
-        self._items.append(item)
+            return
+        self._items.append(_WaitingItem(send, size))
         self._bytes += size
         self._wake.set()
-        return item
 
     async def room(self) -> None:
         """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
@@ -148,23 +140,20 @@ class ClientQueue:
     def publish(self, client: SessionClient, item: Event, *, is_own: bool) -> None:
         """Add an item to the queue. `client` is the object that will send the item: either this client's own
         `SessionClient`, or the one that shows a subagent to this client."""
-        if isinstance(item, CallProgressed):
-            # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
-            waiting = self._progress.get(item.call)
-            if waiting is not None and not waiting[0].is_begun:
-                waiting[1][0] = item
-                return
-            holder = [item]
-            queued = self.put(lambda: client.show(holder[0]), _size(item))
-            if queued is not None:
-                self._progress[item.call] = (queued, holder)
-            return
         match item:
+            case CallProgressed(call=call):
+                # Each item has the whole output so far, so a newer one replaces one that still waits.
+                is_waiting = call in self._progress
+                self._progress[call] = item
+                if not is_waiting:
+                    self.put(partial(self._show_progress, client, call), _size(item))
+                return
             case TurnBegan() | EntryStored(entry=Entry(body=Assistant())):
                 self._check_access()
-            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
-                self._progress.pop(call, None)
         self.put(partial(client.show, item, is_own=is_own), _size(item))
+
+    async def _show_progress(self, client: SessionClient, call: CallRef) -> None:
+        await client.show(self._progress.pop(call))
 
     def _check_access(self) -> None:
         """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
