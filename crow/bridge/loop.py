@@ -73,7 +73,17 @@ class Times:
 
 
 class Bridge:
-    """The connection between one editor and a server."""
+    """The connection between one editor and a server.
+
+    One thread runs everything: `run` polls the editor, the WebSocket and the clock. Only an attempt to connect that may
+    take long runs in a second thread. The bridge is in one of these states:
+
+    - *Disconnected*: `_wire` is None. `_connect_if_due` connects again, unless the editor has not sent anything yet.
+    - *Restoring*: `_wire` is set, and `_gone_since` is still set. The journal restores the sessions.
+    - *Connected*: `_gone_since` is None. Messages pass in both directions.
+    - *Ending*: `_end_at` is set, because the editor has closed stdin.
+    - *Ended*: `_exit_code` is set. `problem` says why, if an error ended the bridge.
+    """
 
     times = Times()
 
@@ -120,8 +130,6 @@ class Bridge:
         """The server has been asked by a ping whether it has read this many messages of the editor."""
         self._line: list[bytes] = []
         self._line_bytes = 0
-        self._early: list[bytes] = []
-        """The editor's lines from before the first connection."""
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
         """The messages that have passed before the journal was loaded, each with the method that notes it there."""
         self._output = bytearray()
@@ -205,8 +213,7 @@ class Bridge:
     def _may_read_editor(self) -> bool:
         if self._wire is not None and self._wire.unsent_bytes > MAX_UNSENT_BYTES:
             return False
-        held = sum(map(len, self._early)) if self._journal is None else self._journal.held_bytes
-        return held <= _MAX_HELD_BYTES
+        return self._journal is None or self._journal.held_bytes <= _MAX_HELD_BYTES
 
     @property
     def _may_read_server(self) -> bool:
@@ -268,17 +275,15 @@ class Bridge:
         except UnicodeDecodeError as error:
             self._write(_refused_line(-32700, f"The line is not UTF-8 (byte {error.start}): {error.reason}."))
             return
-        if self._journal is not None:
-            self._journal.editor_sent(line)
-        elif self._wire is None:
-            self._early.append(line)
-        else:
+        if self._journal is None and self._wire is not None:
             self._wire.send(TEXT, line)
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
+        else:
+            self._load_journal().editor_sent(line)
 
     def _load_journal(self) -> Journal:
-        """Return the journal. The module is imported only after the editor's first response, because the import takes 1
-        ms."""
+        """Return the journal. If there is a connection at once, the module is imported only after the editor has its
+        first response, because the import takes 1 ms."""
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -422,15 +427,10 @@ class Bridge:
             name, equals, value = cookie.partition(";")[0].partition("=")
             if equals and len(self._cookies) < _MAX_COOKIES:
                 self._cookies[name.strip()] = value.strip()
-        early, self._early = self._early, []
         if self._journal is None:
             self._set_gone_since(None)
-            for line in early:
-                self._editor_sent(line, len(line))
         else:
             self._journal.connected(is_known=is_known)
-            for line in early:
-                self._journal.editor_sent(line)
         self._send()
 
     def _not_connected(self, refused: NotConnected) -> None:
@@ -557,7 +557,7 @@ class Bridge:
     @property
     def _has_begun(self) -> bool:
         """Whether the editor has sent anything."""
-        return self._journal is not None or bool(self._early or self._unnoted)
+        return self._journal is not None or bool(self._unnoted)
 
     @property
     def _next_ping_at(self) -> float | None:
@@ -570,7 +570,7 @@ class Bridge:
     @property
     def _is_done(self) -> bool:
         """Whether the bridge can end now that stdin has ended."""
-        if self._output or self._early or self._is_connecting:
+        if self._output or self._is_connecting:
             return False
         if self._journal is None:
             return not self._unnoted
@@ -581,9 +581,7 @@ class Bridge:
     def _fail(self, problem: str, exit_code: int) -> None:
         """End the bridge with an error. Every request that has no response yet is answered with the same error."""
         self.problem, self._exit_code = problem, exit_code
-        journal = self._load_journal()
-        for line in self._early:
-            journal.editor_sent(line)
+        self._load_journal()
         self._answer_all()
 
     def _finish(self) -> None:

@@ -240,7 +240,8 @@ class FakeServer:
             return
         match method:
             case "initialize":
-                result: Message = {"protocolVersion": 1, "_meta": {"crow": {"promptId": {}}}}
+                info = {"name": "fake", "version": "1"}
+                result: Message = {"protocolVersion": 1, "agentInfo": info, "_meta": {"crow": {"promptId": {}}}}
             case "session/new":
                 session = f"s{next(self._ids)}"
                 self.logs[session] = []
