@@ -366,9 +366,13 @@ class SessionClients(_ClientGroup):
         self.wait_s = wait_s
         self.queues: list[ClientQueue] = []
         self.questions: list[_OpenQuestion[Any]] = []
+        """The questions that wait for an answer. A client that is attached later is asked too."""
         self.subagents: dict[str, _SubagentGroup] = {}
+        """The running subagents, by the ids of their sessions."""
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
+        """The kinds of questions that the clients support, or that the last clients supported if there are none now."""
         self._states: dict[str, SubagentChanged] = {}
+        """The newest state of each subagent. A client that is attached later starts with these states."""
         self.senders = _PromptSenders()
         self.announce: Callable[[SessionListChanged], object] | None = None
         """Tells every client of the session's owner about a change of the list of sessions."""

@@ -47,7 +47,7 @@ _ENDS = (entries.Assistant, entries.TurnEnd)
 
 
 class Shown(NamedTuple):
-    """An update, and the place in the session right after it. The place is None if the client uses no cursors."""
+    """An update, and the cursor right after it. The cursor is None if the client uses none."""
 
     update: Update
     cursor: Cursor | None = None
@@ -60,7 +60,7 @@ class _Place:
     entry: int
     """The id of the newest entry that was shown completely. 0 if there is none."""
     pieces: int = 0
-    """How many updates of the next entry were shown. Only the kinds in `PIECEMEAL` are counted."""
+    """How many updates of the next entry were shown, if its kind is in `PIECEMEAL` (see `crow.frontend.cursors`)."""
     skipped: int = 0
     """How many updates of the next entry the client got before it came back."""
     closed: int = 0
@@ -124,9 +124,12 @@ class View:
         self._over = Ended()
         """The messages and compactions that have ended."""
         self._compaction_begun = ""
+        """The id of the compaction of which the client was last told that it has begun."""
         self._exchange = _Exchange()
         self._is_answered = True
+        """Whether the client was shown anything after the newest prompt."""
         self._shown: list[Shown] = []
+        """The updates of the item that is being applied."""
 
     @classmethod
     def at(
@@ -260,7 +263,7 @@ class View:
             case entries.User(parts=parts, message_id=message_id):
                 self._emit_each(self.calls.end_all())
                 self._exchange = _Exchange()
-                if not is_own or self._place.skipped:  # a part of it was shown by a load
+                if not is_own or self._place.skipped:  # a load sent a part of the prompt before the connection broke
                     self._emit_pieces(*self._prompt(parts, message_id))
             case entries.Assistant() as answer:
                 self._emit_each(self.calls.end_all())
@@ -328,7 +331,7 @@ class View:
         if call_id is None or (family is not None and not family.parent_id):
             return prompt_updates(message_id, parts)
         if family is None:
-            return ()  # it was shown as a message from the session that gave the order
+            return ()  # the client got the prompt as a message from the parent session
         self._exchange.order = call_id
         family.tasks[call_id] = family.session_id
         order = events.SessionMessage(
