@@ -35,7 +35,8 @@ _MAX_DEPTH = 16
 class SessionClient:
     """One client of one session: sends what the client's view of the feed shows, and asks the client's user.
 
-    `options` returns the session's current config options, and `commands` its current slash commands.
+    `options` returns the session's current config options, and `commands` its current slash commands. For a subagent,
+    `parent` is the client of the session that it works for.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class SessionClient:
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
         dialogs: Dialogs,
+        parent: SessionClient | None = None,
     ) -> None:
-        self._session_id = session_id
+        self.session_id = session_id
         self._outlet = outlet
         self.caps = caps
         self._cwd = cwd
@@ -63,9 +65,9 @@ class SessionClient:
         """Set while updates may be sent: not before the client has the response to the request that opens the
         session."""
         self._sending = asyncio.Lock()
-        self.is_closed = False
-        self._parent: SessionClient | None = None
-        self.subagents = _ShownSubagents(self, session_id, self._subagent)
+        self._is_closed = False
+        self._parent = parent
+        self.subagents = _ShownSubagents(self)
 
     def open(self) -> None:
         """Let waiting items be sent."""
@@ -76,9 +78,14 @@ class SessionClient:
         self.is_open.clear()
 
     def close(self) -> None:
-        """Stop sending updates, since the session is closed."""
-        self.is_closed = True
+        """Send nothing more, because the client was detached from the session."""
+        self._is_closed = True
         self.is_open.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, here or for the parent session."""
+        return self._is_closed or (self._parent is not None and self._parent.is_closed)
 
     async def show(self, item: events.Event, *, is_own: bool = False) -> None:
         """Send the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
@@ -136,7 +143,7 @@ class SessionClient:
             missed = await read()
             self._check(missed, items)
             cursor = self._start_of(missed)
-            self.view = view = View.at(cursor, missed.before, self.caps, session_id=self._session_id, cwd=self._cwd)
+            self.view = view = View.at(cursor, missed.before, self.caps, session_id=self.session_id, cwd=self._cwd)
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
             for call in cursor.calls.keys() - going:
@@ -198,7 +205,7 @@ class SessionClient:
             await self._send_shown(self.view.apply(events.NoticeShown(severity="warning", title=title)))
 
     def _view(self, **options: Any) -> View:
-        return View(self.caps, session_id=self._session_id, cwd=self._cwd, **options)
+        return View(self.caps, session_id=self.session_id, cwd=self._cwd, **options)
 
     async def _send_shown(self, shown: Sequence[Shown], *, is_history: bool = False) -> None:
         for update, cursor in shown:
@@ -208,17 +215,18 @@ class SessionClient:
         """Send one update. Do nothing if the editor is gone or the session is closed. `cursor` is the place in the
         session after the update; by default, it is the place of the view. `is_history` means that a load sends the
         update."""
-        if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
+        if not self.is_closed:
             meta = self.place(cursor) | (HISTORY if is_history and self.caps.is_translated else {})
-            params = {"sessionId": self._session_id, "update": update} | ({"_meta": meta} if meta else {})
+            params = {"sessionId": self.session_id, "update": update} | ({"_meta": meta} if meta else {})
             await self._outlet.notify("session/update", params)
 
     def place(self, cursor: Cursor | None = None) -> dict[str, Any]:
         """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
         return {CURSOR_KEY: str(cursor or self.view.cursor)} if self.caps.cursors else {}
 
-    def _subagent(self, session_id: str, feed: Feed) -> SessionClient:
-        client = SessionClient(
+    def for_subagent(self, session_id: str, feed: Feed) -> SessionClient:
+        """Return a client that shows a subagent's session."""
+        return SessionClient(
             session_id,
             self._outlet,
             replace(self.caps, cursors=False),
@@ -227,9 +235,8 @@ class SessionClient:
             options=list,
             commands=list,
             dialogs=self._dialogs,
+            parent=self,
         )
-        client._parent = self
-        return client
 
     # Questions for the user.
 
@@ -242,7 +249,7 @@ class SessionClient:
             return await subagent.ask(question)
         if not self.view.calls.knows(question.call):
             return "cannot_ask"  # the call belongs to a subagent that the editor cannot show
-        return await self._dialogs.ask(self._session_id, question, self.view.calls, self._outlet.request)
+        return await self._dialogs.ask(self.session_id, question, self.view.calls, self._outlet.request)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user a question of an MCP server. A question during the call of a subagent is asked in the
@@ -257,7 +264,7 @@ class SessionClient:
         if question.call is not None and not self.view.calls.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.elicit(
-            self._session_id, question, self._outlet.request, self.caps.question_kinds, self.show
+            self.session_id, question, self._outlet.request, self.caps.question_kinds, self.show
         )
 
     async def finish_question(self, question_id: str) -> None:
@@ -269,12 +276,8 @@ class SessionClient:
 class _ShownSubagents:
     """The subagents of one client's session, each shown as a session of its own by a client of its own."""
 
-    def __init__(
-        self, client: SessionClient, session_id: str, new_client: Callable[[str, Feed], SessionClient]
-    ) -> None:
+    def __init__(self, client: SessionClient) -> None:
         self._client = client
-        self._session_id = session_id
-        self._new_client = new_client
         self.running: dict[str, SessionClient] = {}
         """The clients of running subagents, by the ids of their sessions."""
         self._states: dict[str, events.SubagentChanged] = {}
@@ -284,7 +287,7 @@ class _ShownSubagents:
 
     def open(self, session_id: str, feed: Feed) -> SessionClient:
         """Return the client that shows a running subagent of this session. `feed` is the subagent's feed."""
-        client = self.running[session_id] = self._new_client(session_id, feed)
+        client = self.running[session_id] = self._client.for_subagent(session_id, feed)
         return client
 
     def close(self, session_id: str) -> None:
@@ -302,7 +305,7 @@ class _ShownSubagents:
     async def load(self, store: Store, family: Family, limits: ViewLimits, *, depth: int = _MAX_DEPTH) -> None:
         """Announce the session's subagents and send their logs, down to subagents of subagents at `depth`. Must be
         called before the session itself is loaded."""
-        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt and depth]
+        rows = [row for row in await store.subagents(self._client.session_id) if row.has_prompt and depth]
         for index, row in enumerate(rows):
             running, state = self.running.get(row.id), row.state
             if running is None and state == "running":  # the process of the subagent may have died
@@ -317,8 +320,8 @@ class _ShownSubagents:
             self._loaded[row.id] = shown
             if index < len(rows) - MAX_REPLAYED:
                 continue
-            client = running or self._new_client(row.id, Feed(row.id))
-            own, is_running = Family(session_id=row.id, parent_id=self._session_id), running is not None
+            client = running or self._client.for_subagent(row.id, Feed(row.id))
+            own, is_running = Family(session_id=row.id, parent_id=self._client.session_id), running is not None
             await client.subagents.load(store, own, limits, depth=depth - 1)
             history = store.history(row.id, result_bytes=limits.result_bytes)
             view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023

@@ -75,7 +75,6 @@ class ClientQueue:
         self._is_patient = is_patient
         self.origin = origin
         self.may_write = may_write
-        self.is_detached = False
         self.check: Callable[[Access], Awaitable[None]] | None = None
         """Checks that the client's user has the given access to the session. Raises NoSuchSession if the user may no
         longer see the session, and ArgumentError if the user has less than the given access."""
@@ -92,6 +91,11 @@ class ClientQueue:
         self._has_room.set()
         self._scope = anyio.CancelScope()
         self._flushes: set[anyio.Event] = set()
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the client was detached from the session. This is final."""
+        return self.client.is_closed
 
     async def run(self) -> None:
         """Send the waiting items in order, while the client is open. End after `detach`."""
@@ -189,7 +193,6 @@ class ClientQueue:
 
     def detach(self) -> None:
         """Discard the waiting events, and end `run`."""
-        self.is_detached = True
         self.client.close()
         self._scope.cancel()
         self._items.clear()
