@@ -172,7 +172,7 @@ class Journal:
         message = parse(line)
         method = message.get("method")
         if not isinstance(method, str):
-            line = self._note_answer(line, message)
+            line = self._questions.answered(line, message, self.number)
         elif "id" in message:
             line = self._note_request(line, message, method)
         else:
@@ -186,7 +186,10 @@ class Journal:
         method, message_id = message.get("method"), message.get("id")
         if isinstance(method, str):
             if "id" in message:
-                line = self._asked(line, message)
+                line, answer = self._questions.asked(line, message, self.number + 1)
+                if answer:
+                    self.number += 1
+                    self.to_server.append(answer)
             elif method == "$/cancel_request":
                 line = self._questions.withdrawn(line, message)
             else:
@@ -246,9 +249,10 @@ class Journal:
         self._held.clear()
         self.held_bytes = 0
 
-    # Messages from the editor. Each method returns the line to send to the server, which is empty if there is none.
+    # Messages from the editor.
 
     def _note_request(self, line: bytes, message: Message, method: str) -> bytes:
+        """Remember a request until it has its response. Return the line for the server."""
         request_id = message["id"]
         if not is_id(request_id) or request_id in self._pending:
             return line  # the server refuses such an id
@@ -274,6 +278,8 @@ class Journal:
         return encode(message), message
 
     def _note_notification(self, line: bytes, message: Message, method: str) -> None:
+        """Remember a notification: one that cancels a request with that request, any other one until the server has
+        read it."""
         params = params_of(message)
         if method == "$/cancel_request":
             request_id = params.get("requestId")
@@ -288,22 +294,7 @@ class Journal:
                 return
         self._notices.append((self.number, line))
 
-    def _note_answer(self, line: bytes, message: Message) -> bytes:
-        question = self._questions.answered(line, message)
-        if question is None:
-            return line
-        return question.answer_line(self.number) if self._questions.awaits(question) else b""
-
     # Messages from the server.
-
-    def _asked(self, line: bytes, message: Message) -> bytes:
-        """Note a request from the server. Return the line for the editor, which is empty if the editor has this request
-        already. If the editor has answered it already, send the answer again."""
-        question, line = self._questions.asked(line, message)
-        if question is not None and self._questions.awaits(question):
-            self.number += 1
-            self.to_server.append(question.answer_line(self.number))
-        return line
 
     def _updated(self, params: Message) -> None:
         session, update = params.get("sessionId"), as_object(params.get("update"))

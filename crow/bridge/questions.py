@@ -28,10 +28,10 @@ _WITHDRAWN = "withdrawn"
 answered, because the answer would otherwise go to a new question of the server with the same id."""
 
 
-class Question:
+class _Question:
     """A request from the server to the editor."""
 
-    __slots__ = ("_answer", "_line", "connection", "editor_id", "key", "number", "params", "server_id", "state")
+    __slots__ = ("answer", "connection", "editor_id", "key", "line", "number", "params", "server_id", "state")
 
     def __init__(self, key: _Key | None, params: Message, editor_id: Any, server_id: Any, connection: int) -> None:
         self.key = key
@@ -45,19 +45,18 @@ class Question:
         self.connection = connection
         """The number of the connection on which `server_id` is valid."""
         self.state = _OPEN
-        self._line = b""
-        self._answer: Message = {}
+        """One of `_OPEN`, `_ANSWERED` and `_WITHDRAWN`."""
+        self.line = b""
+        """The editor's answer as a line. Empty if there is none."""
+        self.answer: Message = {}
+        """The message in `line`."""
         self.number = 0
         """The number of the answer among the messages to the server, or 0 if the answer was not sent yet."""
-
-    def note_answer(self, line: bytes, answer: Message) -> None:
-        """Remember the editor's answer."""
-        self.state, self._line, self._answer = _ANSWERED, line, answer
 
     def answer_line(self, number: int) -> bytes:
         """Return the answer as a line for the server. `number` is its number among the messages to the server."""
         self.number = number
-        return self._line if self.server_id == self.editor_id else encode(self._answer | {"id": self.server_id})
+        return self.line if self.server_id == self.editor_id else encode(self.answer | {"id": self.server_id})
 
 
 class Questions:
@@ -66,42 +65,43 @@ class Questions:
     def __init__(self) -> None:
         self._connection = 0
         """The number of the newest connection."""
-        self._known: dict[Any, Question] = {}
+        self._known: dict[Any, _Question] = {}
         """The questions by the ids that the editor knows."""
 
-    def asked(self, text: bytes, message: Message) -> tuple[Question | None, bytes]:
-        """Handle a request from the server. Return the earlier question that the request repeats, or None, and the line
-        to send to the editor, which is empty if the editor has this question already."""
+    def asked(self, line: bytes, message: Message, number: int) -> tuple[bytes, bytes]:
+        """Handle a request from the server. Return a line for the editor and a line for the server.
+
+        Usually, the editor gets the request. If the editor has it from an earlier connection, the first line is empty.
+        If the editor has answered it too, the second line is the answer, and `number` becomes its number.
+        """
         server_id, params = message["id"], params_of(message)
         if not is_id(server_id):
-            return None, text
+            return line, b""
         key = _key_of(message["method"], params)
         for question in self._known.values():
             if key is not None and question.key == key and self._is_old(question) and question.params == params:
                 question.server_id, question.connection = server_id, self._connection
-                return question, b""
+                return b"", question.answer_line(number) if question.state == _ANSWERED else b""
         editor_id = server_id
         while editor_id in self._known:  # a question from an earlier connection already uses this id
             editor_id = f"{server_id}~{self._connection}" if editor_id == server_id else f"{editor_id}~"
-        self._known[editor_id] = Question(key, params, editor_id, server_id, self._connection)
-        return None, text if editor_id == server_id else encode(message | {"id": editor_id})
+        self._known[editor_id] = _Question(key, params, editor_id, server_id, self._connection)
+        return line if editor_id == server_id else encode(message | {"id": editor_id}), b""
 
-    def answered(self, line: bytes, message: Message) -> Question | None:
-        """Handle a response from the editor. Return the question that it answers, or None if the server has no such
-        question."""
+    def answered(self, line: bytes, message: Message, number: int) -> bytes:
+        """Handle a response from the editor, whose number is `number`. Return the line for the server, which is empty
+        if the server does not wait for the answer. If it waited on an earlier connection, it gets the answer when it
+        repeats the question."""
         question = self._known.get(message.get("id")) if is_id(message.get("id")) else None
-        if question is not None and question.state == _WITHDRAWN:
+        if question is None:
+            return line
+        if question.state == _WITHDRAWN:
             del self._known[question.editor_id]
-        elif question is not None:
-            question.note_answer(line, message)
-        return question
+            return b""
+        question.state, question.line, question.answer = _ANSWERED, line, message
+        return question.answer_line(number) if question.connection == self._connection else b""
 
-    def awaits(self, question: Question) -> bool:
-        """Return whether the server waits for the answer to this question on the current connection. If not, the answer
-        is sent when the server repeats the question."""
-        return question.state == _ANSWERED and question.connection == self._connection
-
-    def withdrawn(self, text: bytes, message: Message) -> bytes:
+    def withdrawn(self, line: bytes, message: Message) -> bytes:
         """Handle `$/cancel_request` from the server. Return the line for the editor."""
         params = params_of(message)
         for question in self._known.values():
@@ -109,7 +109,7 @@ class Questions:
                 if question.editor_id != question.server_id:
                     return encode(message | {"params": params | {"requestId": question.editor_id}})
                 break
-        return text
+        return line
 
     def connected(self) -> None:
         """Note that there is a new connection. Only then can the server repeat questions of earlier ones."""
@@ -150,10 +150,10 @@ class Questions:
             if call is None or question.key[2] == str(call):
                 del self._known[question.editor_id]
 
-    def _is_old(self, question: Question) -> bool:
+    def _is_old(self, question: _Question) -> bool:
         return question.connection < self._connection and question.state != _WITHDRAWN
 
-    def _give_up(self, questions: list[Question]) -> list[bytes]:
+    def _give_up(self, questions: list[_Question]) -> list[bytes]:
         """Forget the answered ones of these questions. Withdraw the open ones, and return the lines for the editor."""
         lines = []
         for question in questions:
@@ -167,7 +167,7 @@ class Questions:
 
 
 def _key_of(method: str, params: Message) -> _Key | None:
-    """Return the key of a question (see `Question.key`)."""
+    """Return the key of a question (see `_Question.key`)."""
     subject = as_object(params.get("subject"))  # version 2 has the call in here
     call = as_object(params.get("toolCall", subject.get("toolCall"))).get("toolCallId")
     return None if call is None else (method, str(params.get("sessionId")), str(call))
