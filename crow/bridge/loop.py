@@ -117,11 +117,13 @@ class Bridge:
         self._outcome: WebSocket | NotConnected | None = None
         """The result of an attempt to connect, which a thread has set. `_woken` takes it."""
         self._delay_s = 0.0
+        """The delay before the next attempt to connect, before it gets its random part. See `_retry_later`."""
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
         """The time since which messages do not reach the server. None while they do."""
         self._on_change = on_change
         self._heard_at = 0.0
+        """The time at which the last bytes came from the server. All times are monotonic, in seconds."""
         self._pinged_at: float | None = None
         """The time of the ping that the server has not answered yet. None if there is none."""
         self._ask_again_at = 0.0
@@ -129,11 +131,14 @@ class Bridge:
         self._acked_number = 0
         """The server has been asked by a ping whether it has read this many messages of the editor."""
         self._line: list[bytes] = []
+        """The parts of the editor's line that is not complete yet. Empty if the line is too long."""
         self._line_bytes = 0
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
         """The messages that have passed before the journal was loaded, each with the method that notes it there."""
         self._output = bytearray()
+        """The bytes that wait to be written to the editor."""
         self._is_at_end = False
+        """Whether the editor has closed stdin, or `stop` was called."""
         self._end_at: float | None = None
         """The time at which the bridge ends, because the editor has closed stdin. None before that."""
         self._exit_code: int | None = None
