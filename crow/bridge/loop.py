@@ -72,6 +72,38 @@ class Times:
     requests that the server did not repeat."""
 
 
+class _Lines:
+    """Splits the editor's bytes into lines. Of a line that is too long, only the size is kept."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
+        """Add bytes. Return the lines that are now complete, each with its size in bytes. A line of more than
+        `MAX_LINE_BYTES` is returned as empty bytes."""
+        *complete, rest = data.split(b"\n")
+        lines = []
+        for part in complete:
+            self._add(part)
+            lines.append(self.end())
+        self._add(rest)
+        return lines
+
+    def end(self) -> tuple[bytes, int]:
+        """End the line that is not complete yet, and return it as `feed` does."""
+        line, size = b"".join(self._parts), self._size
+        self._parts, self._size = [], 0
+        return line, size
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > MAX_LINE_BYTES:
+            self._parts.clear()
+        elif part:
+            self._parts.append(part)
+
+
 class Bridge:
     """The connection between one editor and a server.
 
@@ -107,6 +139,7 @@ class Bridge:
         """
         self._address, self._token = address, token
         self._source, self._sink = source, sink
+        self._start_server, self._on_change = start_server, on_change
         self._handles_signals = handles_signals
         self._journal: Journal | None = None
         self._wire: WebSocket | None = None
@@ -121,7 +154,6 @@ class Bridge:
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
         """The time since which messages do not reach the server. None while they do."""
-        self._on_change = on_change
         self._heard_at = 0.0
         """The time at which the last bytes came from the server. All times are monotonic, in seconds."""
         self._pinged_at: float | None = None
@@ -130,9 +162,7 @@ class Bridge:
         """The time at which permission requests that the server has not repeated are withdrawn. 0 if there are none."""
         self._acked_number = 0
         """The server has been asked by a ping whether it has read this many messages of the editor."""
-        self._line: list[bytes] = []
-        """The parts of the editor's line that is not complete yet. Empty if the line is too long."""
-        self._line_bytes = 0
+        self._lines = _Lines()
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
         """The messages that have passed before the journal was loaded, each with the method that notes it there."""
         self._output = bytearray()
@@ -144,7 +174,6 @@ class Bridge:
         self._exit_code: int | None = None
         self.problem = ""
         """Why the bridge ended, or an empty string if the editor ended it."""
-        self._start_server = start_server
         self._wakeup, self._wake_end = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wake_end, False)
@@ -249,24 +278,12 @@ class Bridge:
             return
         except OSError:
             data = b""
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            self._add(line)
-            self._editor_sent(b"".join(self._line), self._line_bytes)
-            self._line, self._line_bytes = [], 0
-        self._add(rest)
+        for line, size in self._lines.feed(data):
+            self._editor_sent(line, size)
         if not data:
-            if self._line_bytes:
-                self._editor_sent(b"".join(self._line), self._line_bytes)
+            self._editor_sent(*self._lines.end())
             self._is_at_end = True
         self._send()
-
-    def _add(self, part: bytes) -> None:
-        self._line_bytes += len(part)
-        if self._line_bytes > MAX_LINE_BYTES:
-            self._line.clear()
-        elif part:
-            self._line.append(part)
 
     def _editor_sent(self, line: bytes, size: int) -> None:
         if size > MAX_LINE_BYTES:
