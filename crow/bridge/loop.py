@@ -72,8 +72,50 @@ class Times:
     requests that the server did not repeat."""
 
 
+class _Lines:
+    """Splits the editor's bytes into lines. Of a line that is too long, only the size is kept."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
+        """Add bytes. Return the lines that are now complete, each with its size in bytes. A line of more than
+        `MAX_LINE_BYTES` is returned as empty bytes."""
+        *complete, rest = data.split(b"\n")
+        lines = []
+        for part in complete:
+            self._add(part)
+            lines.append(self.end())
+        self._add(rest)
+        return lines
+
+    def end(self) -> tuple[bytes, int]:
+        """End the line that is not complete yet, and return it as `feed` does."""
+        line, size = b"".join(self._parts), self._size
+        self._parts, self._size = [], 0
+        return line, size
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > MAX_LINE_BYTES:
+            self._parts.clear()
+        elif part:
+            self._parts.append(part)
+
+
 class Bridge:
-    """The connection between one editor and a server."""
+    """The connection between one editor and a server.
+
+    One thread runs everything: `run` polls the editor, the WebSocket and the clock. Only an attempt to connect that may
+    take long runs in a second thread. The bridge is in one of these states:
+
+    - *Disconnected*: `_wire` is None. `_connect_if_due` connects again, unless the editor has not sent anything yet.
+    - *Restoring*: `_wire` is set, and `_gone_since` is still set. The journal restores the sessions.
+    - *Connected*: `_gone_since` is None. Messages pass in both directions.
+    - *Ending*: `_end_at` is set, because the editor has closed stdin.
+    - *Ended*: `_exit_code` is set. `problem` says why, if an error ended the bridge.
+    """
 
     times = Times()
 
@@ -97,6 +139,7 @@ class Bridge:
         """
         self._address, self._token = address, token
         self._source, self._sink = source, sink
+        self._start_server, self._on_change = start_server, on_change
         self._handles_signals = handles_signals
         self._journal: Journal | None = None
         self._wire: WebSocket | None = None
@@ -107,31 +150,30 @@ class Bridge:
         self._outcome: WebSocket | NotConnected | None = None
         """The result of an attempt to connect, which a thread has set. `_woken` takes it."""
         self._delay_s = 0.0
+        """The delay before the next attempt to connect, before it gets its random part. See `_retry_later`."""
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
         """The time since which messages do not reach the server. None while they do."""
-        self._on_change = on_change
         self._heard_at = 0.0
+        """The time at which the last bytes came from the server. All times are monotonic, in seconds."""
         self._pinged_at: float | None = None
         """The time of the ping that the server has not answered yet. None if there is none."""
         self._ask_again_at = 0.0
         """The time at which permission requests that the server has not repeated are withdrawn. 0 if there are none."""
         self._acked_number = 0
         """The server has been asked by a ping whether it has read this many messages of the editor."""
-        self._line: list[bytes] = []
-        self._line_bytes = 0
-        self._early: list[bytes] = []
-        """The editor's lines from before the first connection."""
+        self._lines = _Lines()
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
         """The messages that have passed before the journal was loaded, each with the method that notes it there."""
         self._output = bytearray()
+        """The bytes that wait to be written to the editor."""
         self._is_at_end = False
+        """Whether the editor has closed stdin, or `stop` was called."""
         self._end_at: float | None = None
         """The time at which the bridge ends, because the editor has closed stdin. None before that."""
         self._exit_code: int | None = None
         self.problem = ""
         """Why the bridge ended, or an empty string if the editor ended it."""
-        self._start_server = start_server
         self._wakeup, self._wake_end = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wake_end, False)
@@ -205,8 +247,7 @@ class Bridge:
     def _may_read_editor(self) -> bool:
         if self._wire is not None and self._wire.unsent_bytes > MAX_UNSENT_BYTES:
             return False
-        held = sum(map(len, self._early)) if self._journal is None else self._journal.held_bytes
-        return held <= _MAX_HELD_BYTES
+        return self._journal is None or self._journal.held_bytes <= _MAX_HELD_BYTES
 
     @property
     def _may_read_server(self) -> bool:
@@ -237,24 +278,12 @@ class Bridge:
             return
         except OSError:
             data = b""
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            self._add(line)
-            self._editor_sent(b"".join(self._line), self._line_bytes)
-            self._line, self._line_bytes = [], 0
-        self._add(rest)
+        for line, size in self._lines.feed(data):
+            self._editor_sent(line, size)
         if not data:
-            if self._line_bytes:
-                self._editor_sent(b"".join(self._line), self._line_bytes)
+            self._editor_sent(*self._lines.end())
             self._is_at_end = True
         self._send()
-
-    def _add(self, part: bytes) -> None:
-        self._line_bytes += len(part)
-        if self._line_bytes > MAX_LINE_BYTES:
-            self._line.clear()
-        elif part:
-            self._line.append(part)
 
     def _editor_sent(self, line: bytes, size: int) -> None:
         if size > MAX_LINE_BYTES:
@@ -268,17 +297,15 @@ class Bridge:
         except UnicodeDecodeError as error:
             self._write(_refused_line(-32700, f"The line is not UTF-8 (byte {error.start}): {error.reason}."))
             return
-        if self._journal is not None:
-            self._journal.editor_sent(line)
-        elif self._wire is None:
-            self._early.append(line)
-        else:
+        if self._journal is None and self._wire is not None:
             self._wire.send(TEXT, line)
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
+        else:
+            self._load_journal().editor_sent(line)
 
     def _load_journal(self) -> Journal:
-        """Return the journal. The module is imported only after the editor's first response, because the import takes 1
-        ms."""
+        """Return the journal. If there is a connection at once, the module is imported only after the editor has its
+        first response, because the import takes 1 ms."""
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -422,15 +449,10 @@ class Bridge:
             name, equals, value = cookie.partition(";")[0].partition("=")
             if equals and len(self._cookies) < _MAX_COOKIES:
                 self._cookies[name.strip()] = value.strip()
-        early, self._early = self._early, []
         if self._journal is None:
             self._set_gone_since(None)
-            for line in early:
-                self._editor_sent(line, len(line))
         else:
             self._journal.connected(is_known=is_known)
-            for line in early:
-                self._journal.editor_sent(line)
         self._send()
 
     def _not_connected(self, refused: NotConnected) -> None:
@@ -557,7 +579,7 @@ class Bridge:
     @property
     def _has_begun(self) -> bool:
         """Whether the editor has sent anything."""
-        return self._journal is not None or bool(self._early or self._unnoted)
+        return self._journal is not None or bool(self._unnoted)
 
     @property
     def _next_ping_at(self) -> float | None:
@@ -570,7 +592,7 @@ class Bridge:
     @property
     def _is_done(self) -> bool:
         """Whether the bridge can end now that stdin has ended."""
-        if self._output or self._early or self._is_connecting:
+        if self._output or self._is_connecting:
             return False
         if self._journal is None:
             return not self._unnoted
@@ -581,9 +603,7 @@ class Bridge:
     def _fail(self, problem: str, exit_code: int) -> None:
         """End the bridge with an error. Every request that has no response yet is answered with the same error."""
         self.problem, self._exit_code = problem, exit_code
-        journal = self._load_journal()
-        for line in self._early:
-            journal.editor_sent(line)
+        self._load_journal()
         self._answer_all()
 
     def _finish(self) -> None:

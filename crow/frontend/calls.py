@@ -239,9 +239,10 @@ class ShownCalls:
         self._caps = caps
         self._session_id = session_id
         self._cwd = cwd
-        self._limits = limits
+        self.limits = limits
         self._family = family
-        self._is_reading = is_reading
+        self.is_reading = is_reading
+        """Whether the log is read. Then each call is shown as one update with its result."""
         self._open: dict[CallRef, _ShownCall] = {}
         self._over = Ended()
 
@@ -282,14 +283,14 @@ class ShownCalls:
 
     def end_reading(self) -> None:
         """Show calls in full from now on, and as soon as they are announced."""
-        self._is_reading, self._limits = False, ViewLimits()
+        self.is_reading, self.limits = False, ViewLimits()
 
     def announce(self, announced: CallAnnounced) -> Iterator[Update]:
         """Announce a call."""
         if announced.call in self._open or announced.call in self._over:
             return
         opened = self._add(announced)
-        if not self._is_reading:
+        if not self.is_reading:
             yield from self._announcement(opened)
 
     def show(self) -> Iterator[Update]:
@@ -302,7 +303,7 @@ class ShownCalls:
         opened = self._open.get(call)
         if opened is not None:
             yield from filter(None, [opened.started(announcement)])
-        elif not self._is_reading and announcement is not None and call not in self._over:
+        elif not self.is_reading and announcement is not None and call not in self._over:
             # Otherwise the call is shown with its result, or the client knows that it has ended.
             opened = self._open[call] = _ShownCall(call, "", None, announcement, is_announced=True)
             opened.status = "in_progress"
@@ -321,7 +322,7 @@ class ShownCalls:
 
     def finish(self, result: ToolResult) -> Iterator[Update]:
         """Show the result of a call."""
-        if self._is_reading:  # show calls in call order, even if a later call ends first
+        if self.is_reading:  # show calls in call order, even if a later call ends first
             for call, earlier in self._open.items():
                 if call == result.call:
                     break
@@ -332,7 +333,7 @@ class ShownCalls:
             arguments = None if opened is None else opened.arguments
             yield from self._with_messages(self._whole(result, arguments), result.call, arguments, result)
             return
-        yield opened.finished(result, self._limits.calls)
+        yield opened.finished(result, self.limits.calls)
         answer = answer_of(result, opened.subagent, self._session_id) if opened.subagent else None
         yield from message_updates(answer, self._session_id) if answer is not None else ()
         yield from plan_updates(result.plan, by_id=self._caps.plans)
@@ -343,7 +344,7 @@ class ShownCalls:
         if opened is None:
             return
         self._over.add(call)
-        update = opened.ended(text, self._ended_status, self._limits.calls)
+        update = opened.ended(text, self._ended_status, self.limits.calls)
         yield from (update,) if opened.is_announced else self._with_messages((update,), call, opened.arguments)
 
     def end_all(self) -> Iterator[Update]:
@@ -384,11 +385,11 @@ class ShownCalls:
     def _announcement(self, opened: _ShownCall) -> Iterator[Update]:
         """Announce a call in its present state, unless the client knows the call already."""
         if not opened.is_announced:
-            update = opened.announced(self._limits.calls, self._cwd)
+            update = opened.announced(self.limits.calls, self._cwd)
             yield from self._with_messages((update,), opened.ref, opened.arguments)
 
     def _whole(self, result: ToolResult, arguments: str | None = None) -> tuple[Update, ...]:
-        update = _whole_call(result, arguments, self._limits.calls)
+        update = _whole_call(result, arguments, self.limits.calls)
         return (update, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _with_messages(

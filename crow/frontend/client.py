@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -36,7 +35,8 @@ _MAX_DEPTH = 16
 class SessionClient:
     """One client of one session: sends what the client's view of the feed shows, and asks the client's user.
 
-    `options` returns the session's current config options, and `commands` its current slash commands.
+    `options` returns the session's current config options, and `commands` its current slash commands. For a subagent,
+    `parent` is the client of the session that it works for.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class SessionClient:
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
         dialogs: Dialogs,
+        parent: SessionClient | None = None,
     ) -> None:
-        self._session_id = session_id
+        self.session_id = session_id
         self._outlet = outlet
         self.caps = caps
         self._cwd = cwd
@@ -60,18 +61,13 @@ class SessionClient:
         self._commands = commands
         self._dialogs = dialogs
         self.view = self._view(entry=feed.entry)
-        self._unfinished = feed.open_items()
-        """The unfinished message and calls at the time of `view`, until they are shown. Newer items are in the queue,
-        so `join` must not read the feed again: an item would come before the older ones."""
         self.is_open = asyncio.Event()
         """Set while updates may be sent: not before the client has the response to the request that opens the
         session."""
         self._sending = asyncio.Lock()
-        self.sent_at = 0.0
-        """The monotonic time in seconds when the last update was sent."""
-        self.is_closed = False
-        self._parent: SessionClient | None = None
-        self.subagents = _ShownSubagents(self, session_id, self._subagent)
+        self._is_closed = False
+        self._parent = parent
+        self.subagents = _ShownSubagents(self)
 
     def open(self) -> None:
         """Let waiting items be sent."""
@@ -82,9 +78,14 @@ class SessionClient:
         self.is_open.clear()
 
     def close(self) -> None:
-        """Stop sending updates, since the session is closed."""
-        self.is_closed = True
+        """Send nothing more, because the client was detached from the session."""
+        self._is_closed = True
         self.is_open.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, here or for the parent session."""
+        return self._is_closed or (self._parent is not None and self._parent.is_closed)
 
     async def show(self, item: events.Event, *, is_own: bool = False) -> None:
         """Send the updates for the next item. `is_own` means that this client sent the prompt that the item shows."""
@@ -99,13 +100,8 @@ class SessionClient:
                 case events.CommandsChanged():
                     commands = self._commands()
                     await self.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
-
-    async def join(self) -> None:
-        """Send the message and calls that were unfinished when the client was attached, unless it has them. Must be
-        called before the items in the queue are sent."""
-        items, self._unfinished = self._unfinished, ()
-        for item in items:
-            await self.show(item)
+                case events.SubagentChanged():
+                    self.subagents.note(item)
 
     async def load(
         self,
@@ -122,7 +118,6 @@ class SessionClient:
         async with self._replacing_view():
             was_running, items = is_running(), self._feed.open_items()
             self.view = view = self._view(is_reading=True, limits=limits, family=family)
-            self._unfinished = ()
             async for batch in history:
                 for entry in batch:
                     await self._send_shown(view.apply(events.EntryStored(entry=entry)), is_history=True)
@@ -148,8 +143,7 @@ class SessionClient:
             missed = await read()
             self._check(missed, items)
             cursor = self._start_of(missed)
-            self.view = view = View.at(cursor, missed.before, self.caps, session_id=self._session_id, cwd=self._cwd)
-            self._unfinished = ()
+            self.view = view = View.at(cursor, missed.before, self.caps, session_id=self.session_id, cwd=self._cwd)
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             going = {item.call for item in items if isinstance(item, events.CallAnnounced)}
             for call in cursor.calls.keys() - going:
@@ -162,9 +156,10 @@ class SessionClient:
                 await self._send_shown(view.apply(events.EntryStored(entry=entry), is_own=is_known))
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
-                # A client without this capability was told by a remark, which the new view would repeat.
+                shown = view.apply(item)
+                # A client without this capability was told by a remark, which the new view repeats.
                 if self.caps.compaction or not isinstance(item, events.CompactionChanged):
-                    await self._send_shown(view.apply(item))
+                    await self._send_shown(shown)
             await self._tell_missed_subagents(missed)
         return missed
 
@@ -173,11 +168,11 @@ class SessionClient:
         """Send nothing else during the block, which replaces the view. If the block fails or is cancelled, restore the
         view: one that has stopped halfway through the log would show a call only with its result."""
         async with self._sending:
-            before = self.view, self._unfinished
+            before = self.view
             try:
                 yield
             except BaseException:
-                self.view, self._unfinished = before
+                self.view = before
                 raise
 
     def _start_of(self, missed: Missed) -> Cursor:
@@ -210,7 +205,7 @@ class SessionClient:
             await self._send_shown(self.view.apply(events.NoticeShown(severity="warning", title=title)))
 
     def _view(self, **options: Any) -> View:
-        return View(self.caps, session_id=self._session_id, cwd=self._cwd, **options)
+        return View(self.caps, session_id=self.session_id, cwd=self._cwd, **options)
 
     async def _send_shown(self, shown: Sequence[Shown], *, is_history: bool = False) -> None:
         for update, cursor in shown:
@@ -220,18 +215,18 @@ class SessionClient:
         """Send one update. Do nothing if the editor is gone or the session is closed. `cursor` is the place in the
         session after the update; by default, it is the place of the view. `is_history` means that a load sends the
         update."""
-        if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
+        if not self.is_closed:
             meta = self.place(cursor) | (HISTORY if is_history and self.caps.is_translated else {})
-            params = {"sessionId": self._session_id, "update": update} | ({"_meta": meta} if meta else {})
+            params = {"sessionId": self.session_id, "update": update} | ({"_meta": meta} if meta else {})
             await self._outlet.notify("session/update", params)
-            self.sent_at = time.monotonic()
 
     def place(self, cursor: Cursor | None = None) -> dict[str, Any]:
         """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
         return {CURSOR_KEY: str(cursor or self.view.cursor)} if self.caps.cursors else {}
 
-    def _subagent(self, session_id: str, feed: Feed) -> SessionClient:
-        client = SessionClient(
+    def for_subagent(self, session_id: str, feed: Feed) -> SessionClient:
+        """Return a client that shows a subagent's session."""
+        return SessionClient(
             session_id,
             self._outlet,
             replace(self.caps, cursors=False),
@@ -240,9 +235,8 @@ class SessionClient:
             options=list,
             commands=list,
             dialogs=self._dialogs,
+            parent=self,
         )
-        client._parent = self
-        return client
 
     # Questions for the user.
 
@@ -255,7 +249,7 @@ class SessionClient:
             return await subagent.ask(question)
         if not self.view.calls.knows(question.call):
             return "cannot_ask"  # the call belongs to a subagent that the editor cannot show
-        return await self._dialogs.ask(self._session_id, question, self.view.calls, self._outlet.request)
+        return await self._dialogs.ask(self.session_id, question, self.view.calls, self._outlet.request)
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user a question of an MCP server. A question during the call of a subagent is asked in the
@@ -270,7 +264,7 @@ class SessionClient:
         if question.call is not None and not self.view.calls.knows(question.call):
             return ElicitationAnswer(action="cancel")  # the call belongs to a subagent that the editor cannot show
         return await self._dialogs.elicit(
-            self._session_id, question, self._outlet.request, self.caps.question_kinds, self.show
+            self.session_id, question, self._outlet.request, self.caps.question_kinds, self.show
         )
 
     async def finish_question(self, question_id: str) -> None:
@@ -282,12 +276,8 @@ class SessionClient:
 class _ShownSubagents:
     """The subagents of one client's session, each shown as a session of its own by a client of its own."""
 
-    def __init__(
-        self, client: SessionClient, session_id: str, new_client: Callable[[str, Feed], SessionClient]
-    ) -> None:
+    def __init__(self, client: SessionClient) -> None:
         self._client = client
-        self._session_id = session_id
-        self._new_client = new_client
         self.running: dict[str, SessionClient] = {}
         """The clients of running subagents, by the ids of their sessions."""
         self._states: dict[str, events.SubagentChanged] = {}
@@ -297,7 +287,7 @@ class _ShownSubagents:
 
     def open(self, session_id: str, feed: Feed) -> SessionClient:
         """Return the client that shows a running subagent of this session. `feed` is the subagent's feed."""
-        client = self.running[session_id] = self._new_client(session_id, feed)
+        client = self.running[session_id] = self._client.for_subagent(session_id, feed)
         return client
 
     def close(self, session_id: str) -> None:
@@ -315,7 +305,7 @@ class _ShownSubagents:
     async def load(self, store: Store, family: Family, limits: ViewLimits, *, depth: int = _MAX_DEPTH) -> None:
         """Announce the session's subagents and send their logs, down to subagents of subagents at `depth`. Must be
         called before the session itself is loaded."""
-        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt and depth]
+        rows = [row for row in await store.subagents(self._client.session_id) if row.has_prompt and depth]
         for index, row in enumerate(rows):
             running, state = self.running.get(row.id), row.state
             if running is None and state == "running":  # the process of the subagent may have died
@@ -330,8 +320,8 @@ class _ShownSubagents:
             self._loaded[row.id] = shown
             if index < len(rows) - MAX_REPLAYED:
                 continue
-            client = running or self._new_client(row.id, Feed(row.id))
-            own, is_running = Family(session_id=row.id, parent_id=self._session_id), running is not None
+            client = running or self._client.for_subagent(row.id, Feed(row.id))
+            own, is_running = Family(session_id=row.id, parent_id=self._client.session_id), running is not None
             await client.subagents.load(store, own, limits, depth=depth - 1)
             history = store.history(row.id, result_bytes=limits.result_bytes)
             view = await client.load(history, is_running=lambda: is_running, limits=limits, family=own)  # noqa: B023
@@ -349,5 +339,3 @@ class _ShownSubagents:
             if state is None:
                 continue  # it is newer than the load: its announcement is in the queue
             await self._client.show(replace(state, title=state.title or ""))
-            if (running := self.running.get(session_id)) is not None:
-                await running.join()

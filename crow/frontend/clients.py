@@ -184,6 +184,14 @@ class _ClientGroup:
         for queue, client in self._pairs():
             queue.publish(client, event, is_own=self.root.senders.is_own(queue, event))
 
+    def publish_unfinished(self, queue: ClientQueue) -> None:
+        """Add the items that are not in the log yet to the queue of a new client. If the client then loads or resumes
+        the session, they add nothing."""
+        client = self.client_of(queue)
+        assert client is not None
+        for item in self.feed.open_items():
+            queue.publish(client, item, is_own=False)
+
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
 
@@ -358,9 +366,13 @@ class SessionClients(_ClientGroup):
         self.wait_s = wait_s
         self.queues: list[ClientQueue] = []
         self.questions: list[_OpenQuestion[Any]] = []
+        """The questions that wait for an answer. A client that is attached later is asked too."""
         self.subagents: dict[str, _SubagentGroup] = {}
+        """The running subagents, by the ids of their sessions."""
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
+        """The kinds of questions that the clients support, or that the last clients supported if there are none now."""
         self._states: dict[str, SubagentChanged] = {}
+        """The newest state of each subagent. A client that is attached later starts with these states."""
         self.senders = _PromptSenders()
         self.announce: Callable[[SessionListChanged], object] | None = None
         """Tells every client of the session's owner about a change of the list of sessions."""
@@ -378,16 +390,18 @@ class SessionClients(_ClientGroup):
         is_patient: bool,
         drop: Callable[[str], None],
     ) -> ClientQueue:
-        """Add a client, which gets all items from now on. `SessionClient.join` sends the unfinished items."""
+        """Add a client, which gets the unfinished message and calls, and then all items from now on."""
         queue = ClientQueue(
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
         for state in self._states.values():
             client.subagents.note(state)
+        self.queues.append(queue)
+        self.publish_unfinished(queue)
         for session_id, group in self.subagents.items():
             if client.caps.subagents:
                 group.clients[queue] = client.subagents.open(session_id, group.feed)
-        self.queues.append(queue)
+                group.publish_unfinished(queue)
         self._note_kinds()
         self.tasks.start_soon(queue.run)
         for question in self.questions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,16 +19,16 @@ from crow.agent.sessions.opening import new_session, store_fork, store_setup
 from crow.agent.sessions.session import Session
 from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.errors import ArgumentError, CrowError
-from crow.domain.events import NoticeShown, SessionListChanged
+from crow.domain.events import CommandsChanged, NoticeShown, SessionListChanged
 from crow.domain.text import title_line
 from crow.frontend.clients import SessionClients
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostSession
-from crow.frontend.options import mode_state, session_commands
+from crow.frontend.options import mode_state
 from crow.frontend.sessions import ConnectionSession, ConnectionSessions, iso_time
 from crow.frontend.workspace import SharedWorkspace
 from crow.protocol.params import OpenRequest
-from crow.protocol.updates import turn_state, usage_update
+from crow.protocol.updates import turn_state
 from crow.store import SessionChanges, Store, Tail, node_of
 from crow.store.codec import changed_config
 from crow.store.watching import Draft
@@ -126,59 +126,48 @@ class SessionOpener:
             request = replace(request, is_watcher=request.is_watcher or access == "read")
             if not request.is_watcher:
                 await self._apply(store, hosted, session_id, request)
-            async with await self._opened_way(store, session_id, hosted, request) as opened:
+            was_known = self._sessions.find(session_id) is not None
+            opened = await self._open(store, session_id, hosted, request)
+            try:
                 yield opened
+                if opened.hosted is hosted:
+                    self._warn_about_cwd(opened, request)
                 await self._warn_about_files(opened)
+            except BaseException:
+                if was_known:
+                    opened.client.open()  # the client already knows the session and may get updates
+                else:
+                    self._sessions.detach(opened)
+                    if not host.is_lasting:
+                        host.tasks.start_soon(host.close, opened.hosted)
+                raise
 
-    async def _opened_way(
+    async def _open(
         self, store: Store, session_id: str, hosted: HostSession | None, request: OpenRequest
-    ) -> AbstractAsyncContextManager[ConnectionSession]:
-        """Choose how the session is opened: started, joined or restarted."""
+    ) -> ConnectionSession:
+        """Start the session, or join or restart `hosted`, which is the session if it is open in the host."""
         if hosted is not None and self._may_join(hosted, request):
-            return self._joined(hosted, request)
+            return self._join(hosted, request)
         start = await self._prepare(store, session_id, request)
         if hosted is not None and self._may_join(hosted, request):  # a prompt may have arrived meanwhile
-            return self._joined(hosted, request)
-        return self._started(start, hosted)
-
-    @asynccontextmanager
-    async def _started(self, start: _Start, before: HostSession | None) -> AsyncIterator[ConnectionSession]:
-        """Start a session, in place of `before` if it is open in the host. Leave it again if the block fails."""
-        # Start the session before the next await: the next request may already be a prompt for this session.
-        was_known = self._sessions.find(start.tail.row.id) is not None
+            return self._join(hosted, request)
+        # There is no await before this line, because the next request can be a prompt for this session.
         opened = self._start(start)
-        if before is not None:
+        if hosted is not None:
             with anyio.CancelScope(shield=True):
-                await self._host.close(before)
-        try:
-            yield opened
-        except BaseException:
-            if was_known:
-                opened.client.open()  # the client already knows the session and may get updates
-            else:
-                self._sessions.detach(opened)
-                if not self._host.is_lasting:
-                    self._host.tasks.start_soon(self._host.close, opened.hosted)
-            raise
+                await self._host.close(hosted)
+        return opened
 
-    @asynccontextmanager
-    async def _joined(self, hosted: HostSession, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
-        """Add this connection to a session that is open in the host and stays as it is."""
+    def _join(self, hosted: HostSession, request: OpenRequest) -> ConnectionSession:
+        """Add this connection to a session that is open in the host and stays as it is. If the connection has opened
+        the session before, hold back its updates until `introduce`."""
         known = self._sessions.find(hosted.session.id)
         if known is not None and known.queue.may_write == request.is_watcher:
             self._sessions.detach(known)  # attach it anew: only then does it get, or lose, the questions that are open
             known = None
         opened = known if known is not None else self._sessions.attach(hosted, is_watcher=request.is_watcher)
         opened.client.hold()
-        try:
-            yield opened
-            self._warn_about_cwd(opened, request)
-        except BaseException:
-            if known is None:
-                self._sessions.detach(opened)
-            else:
-                known.client.open()
-            raise
+        return opened
 
     async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
         """Return the session if it is open in this process, else None. First, store its entries that wait to be
@@ -210,7 +199,7 @@ class SessionOpener:
         return (self._host.is_lasting and is_kept) or session.busy or not session.branch.is_settled
 
     async def _prepare(self, store: Store, session_id: str, request: OpenRequest) -> _Start:
-        """Read everything that `_started` needs, and store what the request changes."""
+        """Read everything that `_start` needs, and store what the request changes."""
         contents = None
         if request.is_watcher:
             tail = await (await self._host.store()).open_session(session_id)
@@ -306,10 +295,9 @@ class SessionOpener:
 
     async def _introduce(self, opened: ConnectionSession) -> None:
         client, session = opened.client, opened.session
-        commands = session_commands(session)
-        await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
+        await client.show(CommandsChanged())
         try:
-            await client.send(usage_update(await session.conversation.measured()))
+            await client.show(await session.conversation.measured())
         except CrowError as error:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
@@ -317,7 +305,6 @@ class SessionOpener:
             title = {"title": title_line(row.title), "updatedAt": iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.subagents.tell()
-        await client.join()
         if opened.contents is not None and opened.contents.concerns_agents and client.caps.notices:
             await client.show(notice_of_workspace(opened.contents))
         client.open()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,11 +14,9 @@ import anyio
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
-    CallEnded,
     CallProgressed,
     EntryStored,
     Event,
-    SubagentChanged,
     SummaryShown,
     TextShown,
     ThoughtShown,
@@ -35,9 +32,6 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """If about this many bytes wait to be sent to a client, crow disconnects the client."""
 
-_STALLED_S = 60.0
-"""If updates wait for a client and the client has read nothing for this many seconds, crow disconnects the client."""
-
 _PATIENT_BYTES = 64 * 1024
 """If more than this many bytes wait to be sent to a patient connection, the session waits, too."""
 
@@ -49,7 +43,7 @@ Origin = object
 without a connection id is identified by its connection object."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _WaitingItem:
     """An item that waits to be sent to a client."""
 
@@ -57,17 +51,14 @@ class _WaitingItem:
     """Sends the item."""
     size: int
     """About how many bytes of memory the item takes."""
-    is_begun: bool = False
-    """Whether `send` was called."""
 
 
 class ClientQueue:
     """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
 
-    A client that does not read delays neither the session nor other clients. If its queue grows too large, or if it
-    reads nothing for too long, the client is disconnected. But if `is_patient` is true, crow waits for the client: it
-    is at the other end of a pipe, whose end is always noticed. `may_write` means that the client may send prompts and
-    answer questions.
+    A client that does not read delays neither the session nor other clients: if its queue grows too large, the client
+    is disconnected. But if `is_patient` is true, crow waits for the client: it is at the other end of a pipe, whose end
+    is always noticed. `may_write` means that the client may send prompts and answer questions.
     """
 
     def __init__(
@@ -84,7 +75,6 @@ class ClientQueue:
         self._is_patient = is_patient
         self.origin = origin
         self.may_write = may_write
-        self.is_detached = False
         self.check: Callable[[Access], Awaitable[None]] | None = None
         """Checks that the client's user has the given access to the session. Raises NoSuchSession if the user may no
         longer see the session, and ArgumentError if the user has less than the given access."""
@@ -94,13 +84,18 @@ class ClientQueue:
         self._leave = partial(leave, self)
         self._items: deque[_WaitingItem] = deque()
         self._bytes = 0
-        self._progress: dict[CallRef, tuple[_WaitingItem, list[CallProgressed]]] = {}
-        self._moved_at = 0.0
+        self._progress: dict[CallRef, CallProgressed] = {}
+        """The newest output of each call of which output waits to be sent."""
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._scope = anyio.CancelScope()
         self._flushes: set[anyio.Event] = set()
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the client was detached from the session. This is final."""
+        return self.client.is_closed
 
     async def run(self) -> None:
         """Send the waiting items in order, while the client is open. End after `detach`."""
@@ -112,7 +107,6 @@ class ClientQueue:
                     if self.is_detached:
                         return
                     item = self._items[0]
-                    item.is_begun = True
                     try:
                         await item.send()
                     except Exception:
@@ -123,37 +117,25 @@ class ClientQueue:
                         return
                     self._items.popleft()
                     self._bytes -= item.size
-                    self._moved_at = time.monotonic()
                     if self._bytes <= _PATIENT_BYTES:
                         self._has_room.set()
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> _WaitingItem | None:
-        """Add `send` to the end of the queue. It is called after everything that is already in the queue. Return the
-        new item of the queue.
-
-        If too much waits for the client, disconnect the client instead and return None.
-        """
+    def put(self, send: Callable[[], Awaitable[object]], size: int = _EVENT_BYTES) -> None:
+        """Add `send` to the end of the queue. It is called after everything that is already in the queue. If too much
+        waits for the client, disconnect the client instead."""
         if self.is_detached:
-            return None
-        now = time.monotonic()
-        if not self._items:
-            self._moved_at = now
+            return
         if self._is_patient:
             if self._bytes + size > _PATIENT_BYTES:
                 self._has_room.clear()
         elif self._bytes + size > MAX_WAITING_BYTES and self._items:
             self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
-            return None
-        elif now - max(self._moved_at, self.client.sent_at) > _STALLED_S:
-            self._end(f"This client read nothing for {_STALLED_S:.0f} s.")
-            return None
-        item = _WaitingItem(send, size)
-        self._items.append(item)
+            return
+        self._items.append(_WaitingItem(send, size))
         self._bytes += size
         self._wake.set()
-        return item
 
     async def room(self) -> None:
         """Wait until a patient connection has sent most of its queue. Return at once for any other connection."""
@@ -162,28 +144,20 @@ class ClientQueue:
     def publish(self, client: SessionClient, item: Event, *, is_own: bool) -> None:
         """Add an item to the queue. `client` is the object that will send the item: either this client's own
         `SessionClient`, or the one that shows a subagent to this client."""
-        if isinstance(item, CallProgressed):
-            # Each progress item holds the whole output so far, so a newer one replaces one that still waits.
-            waiting = self._progress.get(item.call)
-            if waiting is not None and not waiting[0].is_begun:
-                waiting[1][0] = item
-                return
-            holder = [item]
-            queued = self.put(lambda: client.show(holder[0]), _size(item))
-            if queued is not None:
-                self._progress[item.call] = (queued, holder)
-            return
         match item:
+            case CallProgressed(call=call):
+                # Each item has the whole output so far, so a newer one replaces one that still waits.
+                is_waiting = call in self._progress
+                self._progress[call] = item
+                if not is_waiting:
+                    self.put(partial(self._show_progress, client, call), _size(item))
+                return
             case TurnBegan() | EntryStored(entry=Entry(body=Assistant())):
                 self._check_access()
-            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
-                self._progress.pop(call, None)
-        self.put(partial(self._show, client, item, is_own), _size(item))
+        self.put(partial(client.show, item, is_own=is_own), _size(item))
 
-    async def _show(self, client: SessionClient, item: Event, is_own: bool) -> None:
-        if isinstance(item, SubagentChanged):
-            client.subagents.note(item)
-        await client.show(item, is_own=is_own)
+    async def _show_progress(self, client: SessionClient, call: CallRef) -> None:
+        await client.show(self._progress.pop(call))
 
     def _check_access(self) -> None:
         """Add a check to the queue. Before any later event is sent, the check finds out whether the client may still
@@ -219,7 +193,6 @@ class ClientQueue:
 
     def detach(self) -> None:
         """Discard the waiting events, and end `run`."""
-        self.is_detached = True
         self.client.close()
         self._scope.cancel()
         self._items.clear()

@@ -33,14 +33,17 @@ logger = logging.getLogger(__name__)
 class ConnectionSession:
     """A session that a connection has opened."""
 
-    session: Session
-    """The session."""
     hosted: HostSession
     """The session and its clients, as all connections share them."""
     queue: ClientQueue
     """The queue of updates for this connection's client."""
     contents: WorkspaceContents | None = None
     """Describes the session's directory, if the user has not worked there before."""
+
+    @property
+    def session(self) -> Session:
+        """The session."""
+        return self.hosted.session
 
     @property
     def client(self) -> SessionClient:
@@ -120,11 +123,11 @@ class ConnectionSessions:
         for opened in self._opened.values():
             if (
                 isinstance(session_id, str)
-                and self._may_write(opened)
+                and opened.queue.may_write
                 and opened.session.runner.cancel_subagent(session_id)
             ):
                 return
-        if self._may_write(opened := self.opened(session_id)):
+        if (opened := self.opened(session_id)).queue.may_write:
             opened.session.cancel()
             if opened.session.runs_elsewhere:
                 self.host.tasks.start_soon(opened.session.conversation.cancel_elsewhere)
@@ -132,14 +135,11 @@ class ConnectionSessions:
     def refuse_watcher(self, session_id: object) -> None:
         """Check that this connection may change the session. :raises ArgumentError: the connection only watches the
         session."""
-        if not self._may_write(self.opened(session_id)):
+        if not self.opened(session_id).queue.may_write:
             raise ArgumentError(
                 f"This client only watches session {session_id}. To send prompts, load the session without "
                 "_meta.crow.watch."
             )
-
-    def _may_write(self, opened: ConnectionSession) -> bool:
-        return opened.queue.may_write
 
     async def check_again(self) -> None:
         """Check this connection's access to each open session again. Leave a session that the connection may no
@@ -161,7 +161,7 @@ class ConnectionSessions:
         await self.store.require(session_id, "read")
         async with self.host.lock(session_id):
             opened = self.opened(session_id)
-            if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):
+            if opened.hosted.is_watched_without(self.origin) or not opened.queue.may_write:
                 self.detach(opened)
             else:
                 self._opened.pop(session_id, None)
@@ -215,7 +215,7 @@ class ConnectionSessions:
         # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             queue.editor = self._editor(session.id, session.workspace.disk)
-        opened = ConnectionSession(session=session, hosted=hosted, contents=contents, queue=queue)
+        opened = ConnectionSession(hosted=hosted, contents=contents, queue=queue)
         self._opened[session.id] = opened
         return opened
 

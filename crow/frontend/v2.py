@@ -75,7 +75,9 @@ class Translation:
         self._names: dict[str, str] = {}
         """Tool names, by the ids of the calls that have not ended."""
         self._running_calls: set[str] = set()
+        """The ids of the calls that the client shows as running."""
         self._cancellable: set[str] = set()
+        """The ids of the calls of which the client was told that it can cancel them."""
         self._questions: Counter[str] = Counter()
         """How many questions are open, by the id of the call that asks. The id is empty if no call asks."""
 

@@ -47,7 +47,7 @@ _ENDS = (entries.Assistant, entries.TurnEnd)
 
 
 class Shown(NamedTuple):
-    """An update, and the place in the session right after it. The place is None if the client uses no cursors."""
+    """An update, and the cursor right after it. The cursor is None if the client uses none."""
 
     update: Update
     cursor: Cursor | None = None
@@ -60,7 +60,7 @@ class _Place:
     entry: int
     """The id of the newest entry that was shown completely. 0 if there is none."""
     pieces: int = 0
-    """How many updates of the next entry were shown. Only the kinds in `PIECEMEAL` are counted."""
+    """How many updates of the next entry were shown, if its kind is in `PIECEMEAL` (see `crow.frontend.cursors`)."""
     skipped: int = 0
     """How many updates of the next entry the client got before it came back."""
     closed: int = 0
@@ -112,23 +112,24 @@ class View:
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self.session_id = session_id
-        self.is_reading = is_reading
         self.last_end: entries.TurnEnd | None = None
         """The end of the last turn, if the view has read one."""
         self._caps = caps
-        self._limits = limits or ViewLimits()
         self._family = family
         self._new_id = new_id
         self._place = _Place(entry=entry)
         self._growing = _Growing()
-        self.calls = ShownCalls(caps, session_id, cwd, self._limits, family, is_reading=is_reading)
-        """The calls that have not ended."""
+        self.calls = ShownCalls(caps, session_id, cwd, limits or ViewLimits(), family, is_reading=is_reading)
+        """The calls that have not ended. This object knows whether the view reads the log, and its limits."""
         self._over = Ended()
         """The messages and compactions that have ended."""
         self._compaction_begun = ""
+        """The id of the compaction of which the client was last told that it has begun."""
         self._exchange = _Exchange()
         self._is_answered = True
+        """Whether the client was shown anything after the newest prompt."""
         self._shown: list[Shown] = []
+        """The updates of the item that is being applied."""
 
     @classmethod
     def at(
@@ -142,7 +143,7 @@ class View:
     ) -> View:
         """Return a view that reads the log on from a cursor. `before` contains entries up to the cursor, among them
         the answers with the calls that are still open."""
-        view = cls(caps, session_id=session_id, cwd=cwd, is_reading=True, limits=ViewLimits(is_full=True))
+        view = cls(caps, session_id=session_id, cwd=cwd, is_reading=True)
         for entry in before:
             view._remember(entry, cursor)
         view.calls.remember_others(cursor.calls)
@@ -200,7 +201,7 @@ class View:
 
     def end_reading(self, *, is_running: bool) -> list[Shown]:
         """Return updates for calls without a result in the log: they go on if a turn is running, or have ended."""
-        self._shown, self.is_reading, self._limits = [], False, ViewLimits()
+        self._shown = []
         self.calls.end_reading()
         self._emit_each(self.calls.show() if is_running else self.calls.end_all())
         return self._shown
@@ -251,9 +252,9 @@ class View:
     # Stored entries.
 
     def _store(self, entry: Entry, *, is_own: bool) -> None:
-        if not self.is_reading and entry.session != self.session_id:  # a subagent that has no session of its own
+        if not self.calls.is_reading and entry.session != self.session_id:  # a subagent that has no session of its own
             self._show_stored(entry, is_own=False)
-        elif self.is_reading or entry.id > self._place.entry:
+        elif self.calls.is_reading or entry.id > self._place.entry:
             self._show_stored(entry, is_own=is_own)
             self._pass(entry)
 
@@ -262,7 +263,7 @@ class View:
             case entries.User(parts=parts, message_id=message_id):
                 self._emit_each(self.calls.end_all())
                 self._exchange = _Exchange()
-                if not is_own or self._place.skipped:  # a part of it was shown by a load
+                if not is_own or self._place.skipped:  # a load sent a part of the prompt before the connection broke
                     self._emit_pieces(*self._prompt(parts, message_id))
             case entries.Assistant() as answer:
                 self._emit_each(self.calls.end_all())
@@ -284,7 +285,7 @@ class View:
                 self._emit_each(self.calls.show())
                 is_typed = is_own or message_id in self._over or message_id == self._growing.message
                 typed = () if is_typed else command_updates(message_id, text)
-                shown = safe(limit_text(answer, self._limits.answer_bytes))
+                shown = safe(limit_text(answer, self.calls.limits.answer_bytes))
                 self._emit_pieces(*typed, *text_updates(message_id, shown))
             case entries.Checkpoint() | entries.Mask() as body:
                 self._emit_each(self.calls.show())
@@ -304,7 +305,7 @@ class View:
         if self.unfinished not in ("", answer.message_id):
             self._tell_lost(entry)
         text = answer.text
-        if self.is_reading and answer.finish == "interrupted":  # a live client learns this from the end of the turn
+        if self.calls.is_reading and answer.finish == "interrupted":  # live, the end of the turn says it
             text = interrupted_text(answer) if text.strip() else INTERRUPTED
         is_known = self._growing.message == answer.message_id
         self._over.forget(answer.message_id)  # a damaged log may use an id twice
@@ -330,7 +331,7 @@ class View:
         if call_id is None or (family is not None and not family.parent_id):
             return prompt_updates(message_id, parts)
         if family is None:
-            return ()  # it was shown as a message from the session that gave the order
+            return ()  # the client got the prompt as a message from the parent session
         self._exchange.order = call_id
         family.tasks[call_id] = family.session_id
         order = events.SessionMessage(
@@ -375,7 +376,7 @@ class View:
         clients would join the two prompts.
         """
         words = turn_end_words(end.stop, end.detail, is_answered=self._is_answered or bool(self._shown))
-        if not words or not (self.is_reading or end.stop == "interrupted"):
+        if not words or not (self.calls.is_reading or end.stop == "interrupted"):
             return ()
         return remark_updates(f"turn_end_{entry.id}", f"({words})")
 

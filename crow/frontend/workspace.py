@@ -29,14 +29,20 @@ _SILENCE_S = 2.0
 passed, because some editors write the file and never respond."""
 
 _POLL_S = 0.3
+"""Crow reads the output of a command in the editor's terminal each time this many seconds have passed."""
+
 _OUTPUT_BYTES = 1_000_000
 _REAP_S = 3.0
 _ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+"""Variables with which commands in the editor's terminals do not wait for a key or a password."""
+
 _SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
 _REFUSAL = re.compile(
     r"\b(denied|refus\w*|reject\w*|declin\w*|forbidden|not allowed|not permitted|outside allowed)\b", re.I
 )
+"""Matches the text of an error with which an editor refuses to read a file. After any other error, crow reads the file
+from the disk."""
 
 
 class EditorRequests:

@@ -22,10 +22,9 @@ from crow.serve.listen import client_address, is_own_origin
 from crow.serve.tokens import Authenticator, BadToken, TooManyFailures
 
 _COOKIE = "crow_token"
-_BROWSER_DAYS = 90
-"""A paired browser must be paired again after this many days."""
+_BROWSER_S = 90 * 86_400
+"""A paired browser must be paired again after this many seconds."""
 
-_DAY_MS = 86_400_000
 _MAX_BODY_BYTES = 4096
 _MAX_LABEL_CHARS = 100
 _FILES: Mapping[str, tuple[str, str]] = {
@@ -97,7 +96,7 @@ class _Pairing:
                 body.get("token"),
                 client_address(request),
                 label=_label(agent),
-                expires_ms=_now_ms() + _BROWSER_DAYS * _DAY_MS,
+                expires_ms=(int(time.time()) + _BROWSER_S) * 1000,
             )
         except (BadToken, ValueError):
             return _answer(401, "This link was used before, or has expired. Run `crow serve pair` again.")
@@ -106,7 +105,7 @@ class _Pairing:
         except StoreError:
             return _answer(503, "The server cannot write to its database now. Try again in a moment.")
         response = Response(status_code=204, headers=_HEADERS)
-        _set_cookie(response, request, text, max_age_s=_BROWSER_DAYS * 86_400)
+        _set_cookie(response, request, text, max_age_s=_BROWSER_S)
         return response
 
     async def unpair(self, request: Request) -> Response:
@@ -166,7 +165,3 @@ def _label(agent: str) -> str:
 
 def _answer(status: int, words: str) -> Response:
     return JSONResponse({"message": words}, status_code=status, headers=_HEADERS)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -28,7 +28,7 @@ from crow.export.links import PATH, PageLinks
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.requests import OPENING
 from crow.protocol import Handler
-from crow.protocol.connection import EditorConnection
+from crow.protocol.connection import MODELS, EditorConnection
 from crow.protocol.errors import request_error
 from crow.protocol.frames import INTERNAL_ERROR
 from crow.serve.browser import cookie_token
@@ -192,7 +192,8 @@ class ServedConnection(EditorConnection):
         service = self._service
         if method == "initialize" and self._wants_cursors:
             _ask_for_cursors(params)
-        service.metrics.requests.add(method=method if method in _KNOWN_METHODS else "other")
+        # All other methods share one label, because a client could invent any number of method names.
+        service.metrics.requests.add(method=method if method in MODELS else "other")
         if service.is_draining and method in _START_WORK:
             problem = "This server is shutting down. Connect again in a moment and repeat this request."
             raise request_error(INTERNAL_ERROR, problem, reason="draining")
@@ -216,15 +217,6 @@ def _ask_for_cursors(params: dict[str, Any]) -> None:
     if isinstance(offered, dict):
         meta = offered.get("_meta")
         params[key] = offered | {"_meta": (meta if isinstance(meta, dict) else {}) | {CURSOR_KEY: True}}
-
-
-_KNOWN_METHODS = _START_WORK | {
-    *("initialize", "authenticate", "logout", "session/list", "session/close", "session/delete", "session/set_mode"),
-    *("session/set_config_option", "session/set_title", "session/archive", "session/unarchive", "session/status"),
-    *("auth/status", "providers/list", "providers/set", "providers/disable"),
-}
-"""Methods that have a label of their own in the metrics. All other methods share one label, because a client could
-invent any number of method names."""
 
 
 @dataclass(slots=True, eq=False)

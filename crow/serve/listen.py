@@ -54,7 +54,7 @@ def parse_address(text: str) -> TcpAddress | Path | None:
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_port = port.isdecimal() and int(port) <= 65_535
-    is_host = host and "/" not in host and "]" not in host and (":" not in host or _is_address(host))
+    is_host = host and "/" not in host and "]" not in host and (":" not in host or _ip_address(host) is not None)
     if not colon or not is_port or not is_host:
         raise ConfigError(
             f'crow serve cannot listen on "{text}"; expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a '
@@ -106,9 +106,9 @@ def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
     if found is None or int(found[3] or 0) > 65_535:
         return False
     if found[1] is not None:
-        return _is_version(6, found[1])
+        return isinstance(_ip_address(found[1]), ipaddress.IPv6Address)
     host = found[2].removesuffix(".").lower()
-    return host == "localhost" or host in names or _is_version(4, host)
+    return host == "localhost" or host in names or isinstance(_ip_address(host), ipaddress.IPv4Address)
 
 
 def is_known_origin(headers: Sequence[str], origins: frozenset[str]) -> bool:
@@ -129,14 +129,6 @@ def client_address(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client is not None and connection.client.host else "local"
 
 
-def _is_version(version: int, host: str) -> bool:
-    """Return whether a host is an address of this version of IP."""
-    try:
-        return ipaddress.ip_address(host).version == version
-    except ValueError:
-        return False
-
-
 def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
     """Read the certificate, and return a function that returns uvicorn's TLS context, whatever its arguments are.
 
@@ -153,16 +145,17 @@ def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
     return lambda *_: context
 
 
-def _is_address(host: str) -> bool:
+def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that `host` is, without its zone, or None if `host` is a name."""
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    address = _ip_address(host)
+    return address is not None and address.is_loopback
 
 
 def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:

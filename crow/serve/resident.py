@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,19 +83,13 @@ def find(env: Mapping[str, str]) -> Resident | None:
     """Return the running server, or None. :raises CrowError: the server does not answer, or the socket's directory is
     not safe."""
     path = own_socket(env)
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.settimeout(_ANSWER_S)
-        try:
-            opened.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return None
-        except OSError as error:
-            raise _ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
-        owner = peer(opened)
-        try:
-            text = _get(opened, "/metrics")
-        except OSError as error:
-            raise _ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
+    try:
+        with _connected(path) as opened:
+            owner, text = peer(opened), _get(opened, "/metrics")
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    except OSError as error:
+        raise _ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
     figures, version = {}, "?"
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -175,24 +169,26 @@ def _locks(lock: int) -> bool:
 
 def _answers(path: Path) -> bool:
     """Return whether a process listens on the socket. That process may still be starting, or about to fail."""
-    with socket.socket(socket.AF_UNIX) as opened:
-        opened.settimeout(_ANSWER_S)
-        try:
-            opened.connect(str(path))
-        except OSError:
-            return False
+    with suppress(OSError), _connected(path):
         return True
+    return False
 
 
 def _serves(path: Path) -> bool:
     """Return whether a server answers requests."""
+    with suppress(OSError), _connected(path) as opened:
+        return bool(_get(opened, "/healthz"))
+    return False
+
+
+@contextmanager
+def _connected(path: Path) -> Iterator[socket.socket]:
+    """Connect to the server's socket. Each step takes at most `_ANSWER_S` seconds. :raises OSError: the server does not
+    answer."""
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(_ANSWER_S)
-        try:
-            opened.connect(str(path))
-            return bool(_get(opened, "/healthz"))
-        except OSError:
-            return False
+        opened.connect(str(path))
+        yield opened
 
 
 def _wait(is_done: Callable[[], bool], timeout_s: float = START_S) -> bool:

@@ -484,7 +484,7 @@ class PendingHandshakes:
 
 class HttpProtocol(H11Protocol):
     """uvicorn's HTTP protocol, with a time limit for the upgrade. If a connection does not become a WebSocket in time,
-    crow ends it."""
+    crow ends it, unless the client reads a long response."""
 
     def __init__(self, handshakes: PendingHandshakes, *, only_this_user: bool = False, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -493,12 +493,14 @@ class HttpProtocol(H11Protocol):
         user has connected."""
         self._handshakes = handshakes
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+        """How many bytes of a response were unsent when the time limit was last checked."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit. Refuse other users if `only_this_user` is set."""
         super().connection_made(transport)
         self._handshakes.enter(self)
-        self._deadline = self.loop.call_later(self._handshakes.limits.handshake_s, self._expire)
+        self._start_limit()
         owner = peer(transport.get_extra_info("socket")) if self._only_this_user else None
         if owner is not None and owner[1] != os.getuid():
             transport.abort()
@@ -513,7 +515,16 @@ class HttpProtocol(H11Protocol):
         self._leave()
         super().handle_websocket_upgrade(event)
 
+    def _start_limit(self) -> None:
+        self._deadline = self.loop.call_later(self._handshakes.limits.handshake_s, self._expire)
+
     def _expire(self) -> None:
+        """End the connection. But if a long response is being sent and the client reads it, start the time limit
+        again."""
+        before, self._unread_bytes = self._unread_bytes, self.transport.get_write_buffer_size()
+        if self._unread_bytes not in (0, before):
+            self._start_limit()
+            return
         self._handshakes.expired += 1
         self.transport.abort()
 

@@ -100,6 +100,7 @@ class Recorded:
     at: float
     """When the message was sent, in Unix seconds."""
     sender: Side
+    """Who sent the message."""
     message: Any = None
     """The JSON value, or None if it was not JSON."""
     text: str | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from crow.bridge import messages
 from crow.bridge.journal import Journal
 from crow.bridge.loop import MAX_UNSENT_BYTES
 from tests.support.bridged import BridgedEditor, QuickTimes
@@ -57,9 +58,9 @@ def test_a_json_scanner_with_more_options_does_not_stop_the_bridge(
         return scan
 
     monkeypatch.setattr("_json.make_scanner", make_scanner)
-    journal = runpy.run_path(inspect.getfile(Journal))
-    assert (journal["_scan"] is scan) == is_used
-    assert journal["_parse"](b'{"id": [1, 2.5, "\xc3\xa9"]}') == {"id": [1, 2.5, "é"]}
+    module = runpy.run_path(inspect.getfile(messages))
+    assert (module["_scan"] is scan) == is_used
+    assert module["parse"](b'{"id": [1, 2.5, "\xc3\xa9"]}') == {"id": [1, 2.5, "é"]}
 
 
 @pytest.mark.long
@@ -196,6 +197,25 @@ async def test_another_question_about_the_same_call_is_not_answered_with_an_old_
         await editor.until(lambda: len(editor.asks()) == 2)
         server.last.send({"id": 1, "method": "session/request_permission", "params": params | {"options": [1]}})
         await editor.until(lambda: len(editor.asks()) == 3)
+
+
+def test_the_answer_to_an_open_question_answers_no_other_question_about_the_same_call() -> None:
+    line = Line()
+    journal = line.journal
+    params = {"sessionId": "s", "toolCall": {"toolCallId": "t"}, "options": []}
+    asked = {"jsonrpc": "2.0", "id": 0, "method": "session/request_permission", "params": params}
+    journal.server_sent(json.dumps(asked).encode())
+    line.restart()
+    journal.to_editor.clear()
+    other = asked | {"params": params | {"options": [1]}}
+    journal.server_sent(json.dumps(other).encode())
+    (shown,) = map(json.loads, journal.to_editor)
+    assert shown["params"] == other["params"]
+    allowed = {"jsonrpc": "2.0", "id": 0, "result": {"outcome": {"outcome": "selected", "optionId": "allow_once"}}}
+    journal.editor_sent(json.dumps(allowed).encode())
+    assert journal.to_server == []
+    journal.editor_sent(json.dumps(allowed | {"id": shown["id"]}).encode())
+    assert [json.loads(each) for each in journal.to_server] == [allowed]
 
 
 async def test_a_permission_that_is_not_asked_again_is_withdrawn(server: FakeServer) -> None:
@@ -423,7 +443,7 @@ async def test_the_end_of_stdin_ends_the_bridge_also_without_a_server(server: Fa
         assert await editor.ended() == 0
 
 
-def test_in_version_2_a_session_without_a_cursor_is_replayed_and_a_gap_has_a_message_id() -> None:
+def test_in_version_2_a_lost_load_is_begun_again_and_a_gap_has_a_message_id() -> None:
     journal, number = Journal("j"), itertools.count(1)
 
     def ask(method: str, answer: dict[str, Any], **params: Any) -> None:
@@ -446,9 +466,15 @@ def test_in_version_2_a_session_without_a_cursor_is_replayed_and_a_gap_has_a_mes
 
     journal.connected(is_known=False)
     ask("initialize", {"result": {"protocolVersion": 2}}, protocolVersion=2)
-    ask("session/new", {"result": {"sessionId": "s"}}, cwd="/")
+    ask("session/new", {"result": {"sessionId": "s", "_meta": {"acp/cursor": "e0.0"}}}, cwd="/")
+    load = {"sessionId": "s", "cwd": "/", "mcpServers": [], "replayFrom": {"type": "start"}}
+    journal.editor_sent(json.dumps({"id": "load", "method": "session/resume", "params": load}).encode())
     again = reconnect()
     assert (again["method"], again["params"]["replayFrom"]) == ("session/resume", {"type": "start"})
+    journal.server_sent(json.dumps({"id": again["id"], "result": {"_meta": {"acp/cursor": "e1.0"}}}).encode())
+    (again,) = map(json.loads, journal.to_server[-1:])
+    assert (again["id"], again["params"]["_meta"]) == ("load", {"acp/cursor": "e1.0"})
+    assert "replayFrom" not in again["params"]
     journal.server_sent(json.dumps({"id": again["id"], "result": {"_meta": {"acp/cursor": "e1.0"}}}).encode())
     again = reconnect()
     assert again["params"] == {"mcpServers": [], "cwd": "/", "sessionId": "s", "_meta": {"acp/cursor": "e1.0"}}
@@ -541,7 +567,10 @@ def test_a_server_without_names_is_sent_no_names_and_no_prompt_twice() -> None:
     sent = line.send("session/prompt", sessionId="s", prompt=[])
     assert "_meta" not in sent["params"]
     assert line.restart() == []
-    assert "restarted" in json.loads(line.journal.to_editor.pop())["error"]["message"]
+    assert (
+        "it is not known whether session/prompt succeeded"
+        in json.loads(line.journal.to_editor.pop())["error"]["message"]
+    )
 
 
 def test_a_turn_that_the_restart_cancelled_is_an_error_and_no_cancellation_by_the_editor() -> None:
@@ -586,6 +615,31 @@ def test_a_request_that_a_server_refuses_while_it_shuts_down_goes_to_the_next_on
     assert line.journal.to_editor == []
     assert line.restart() == [sent]
     assert line.answer({"result": {"sessionId": "s"}})["result"] == {"sessionId": "s"}
+
+
+def test_a_lost_resume_of_the_editor_continues_at_the_newest_cursor() -> None:
+    line = Line()
+    cursor = {"acp/cursor": "e2.0"}
+    line.send("session/resume", sessionId="t", cwd="/", _meta={"acp/cursor": "e1.0"})
+    update = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": "twig"}}
+    shown = {"method": "session/update", "params": {"sessionId": "t", "update": update, "_meta": cursor}}
+    line.journal.server_sent(json.dumps(shown).encode())
+    (again,) = line.restart()
+    assert (again["method"], again["params"]["_meta"]) == ("session/resume", cursor)
+
+
+def test_a_server_that_shuts_down_while_a_session_is_resumed_causes_no_gap() -> None:
+    line = Line()
+    journal = line.journal
+    refusal = {"code": -32603, "message": "This server is shutting down.", "data": {"reason": "draining"}}
+    journal.lost()
+    journal.connected(is_known=False)
+    for answer in ({"result": line.initialized}, {"error": refusal}):
+        request = json.loads(journal.to_server.pop())
+        journal.server_sent(json.dumps({"jsonrpc": "2.0", "id": request["id"]} | answer).encode())
+    assert (request["method"], journal.to_editor) == ("session/resume", [])
+    line.restart()
+    assert line.own[-1]["params"]["_meta"] == {"acp/cursor": "e1.0"}
 
 
 def test_a_cancellation_that_came_before_a_prompt_is_repeated_before_it() -> None:

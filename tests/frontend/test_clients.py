@@ -81,7 +81,6 @@ def in_session(item: Event, session_id: str) -> Event:
 
 async def introduce(client: SessionClient) -> None:
     await client.subagents.tell()
-    await client.join()
     client.open()
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from crow.agent.feed import Feed
-from crow.domain.entries import Announcement, Assistant, CallRef, Entry
+from crow.domain.entries import Announcement, Assistant, CallRef, Entry, ToolResult
 from crow.domain.events import CallProgressed, EntryStored, TextShown
 from crow.domain.messages import ToolCall
 from crow.frontend.cursors import Cursor, CursorGap
@@ -285,6 +285,23 @@ def test_only_the_rest_of_a_terminal_is_sent() -> None:
     assert announced["sessionUpdate"] == "tool_call"
     assert text["content"]["text"] == "Hello"
     assert output["_meta"]["terminal_output"]["data"] == "abcdef"
+
+
+def test_a_missed_result_is_shown_as_it_would_have_been_live() -> None:
+    order, plan = ToolCall(id="c", name="read_file", arguments="{}"), Announcement(title="Read", kind="read")
+    answer = Assistant(text="", message_id="msg_0", calls=(order,), announcements=(plan,))
+    ref = CallRef(assistant=3, index=0)
+    result = ToolResult(call=ref, name="read_file", text="twig\n" * 40_000, announcement=plan)
+    first, second = (
+        Entry(id=id_, conversation=1, session="s", parent=None, turn=1, body=body)
+        for id_, body in ((3, answer), (4, result))
+    )
+    caps = ClientCapabilities()
+    live = View(caps, session_id="s")
+    live.apply(EntryStored(entry=first))
+    back = View.at(live.cursor, [first], caps, session_id="s")
+    stored = EntryStored(entry=second)
+    assert [each.update for each in back.apply(stored)] == [each.update for each in live.apply(stored)]
 
 
 async def test_a_client_that_may_have_missed_updates_of_a_subagent_is_told(tmp_path: Path) -> None:

@@ -114,3 +114,19 @@ async def test_an_imported_session_that_is_its_own_subagent_is_loaded(tmp_path: 
         await open_admin(await host.host.store()).import_file(file, ImportDefaults(model="", mode="ask"))
         await ann.open("session/load", "loop")
         assert {each["sessionId"] for each in ann.updates} == {"loop"}
+
+
+async def test_a_watcher_whose_load_is_cancelled_still_gets_updates(tmp_path: Path) -> None:
+    stopped = anyio.Event()
+    async with shared(tmp_path, Say(text=("Hi.",)), Say(text=("Yes.",))) as host:
+        ann = await host.client()
+        bob = await host.client(requester=Requester(view=partial(Halting, on_stop=stopped.set)))
+        session = await ann.new()
+        await ann.prompt(session, "hello")
+        await bob.open("session/resume", session, _meta={"crow": {"watch": True}})
+        load = asyncio.create_task(bob.open("session/load", session))
+        await stopped.wait()
+        load.cancel()
+        await asyncio.wait([load])
+        await ann.prompt(session, "really?")
+        await bob.until_kind("agent_message_chunk", "Yes.")

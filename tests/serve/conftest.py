@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from starlette.routing import Route
 
 from crow.serve.http import AcpService, ServedConnection
 from crow.serve.server import uvicorn_server
@@ -67,7 +68,9 @@ class Service:
     """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications. It
     answers `session/new` when `may_open` is set."""
 
-    def __init__(self, limits: ConnectionLimits, *, max_connections: int = 50) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, *, max_connections: int = 50, more_routes: Sequence[Route] = ()
+    ) -> None:
         self.limits = limits
         self.methods: list[str] = []
         self.access = Everybody()
@@ -81,6 +84,7 @@ class Service:
             max_connections=max_connections,
             max_connections_each=max_connections,
             check_ready=self._problem,
+            more_routes=more_routes,
         )
 
     @asynccontextmanager

@@ -15,6 +15,8 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
@@ -188,6 +190,25 @@ async def test_an_upgrade_that_cannot_be_read_is_refused_and_closed(headers: tup
         sloppy.upgrade(*headers)
         with anyio.fail_after(60):
             assert (await sloppy.reader.read()).startswith(b"HTTP/1.1 " + status)
+
+
+async def test_a_slow_client_may_read_a_long_page_until_it_stops_reading() -> None:
+    size = 32 * KIB * KIB
+    page = Route("/page", lambda _request: PlainTextResponse("x" * size))
+    service = Service(ConnectionLimits(handshake_s=60), more_routes=[page])
+    async with service.running() as port, peer(port) as slow:
+        slow.writer.write(b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await slow.reader.readexactly(KIB)
+        (connection,) = service.acp.handshakes._waiting
+        for _ in range(3):
+            unread = connection.transport.get_write_buffer_size()
+            connection._expire()  # as if its time was over
+            while connection.transport.get_write_buffer_size() == unread:
+                await slow.reader.readexactly(64 * KIB)
+        assert not connection.transport.is_closing()
+        connection._expire()
+        connection._expire()
+        assert connection.transport.is_closing()
 
 
 async def test_many_unfinished_requests_make_way_for_clients() -> None:

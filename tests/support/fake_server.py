@@ -126,7 +126,7 @@ class FakeServer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.logs: dict[str, list[tuple[str, Message]]] = {}
+        self.logs: dict[str, list[tuple[set[str], Message]]] = {}
         self.prompts: Counter[str] = Counter()
         self.received: list[Message] = []
         self.connections: list[Connection] = []
@@ -137,7 +137,8 @@ class FakeServer:
         self._changed = asyncio.Event()
         self._attached: dict[str, set[Connection]] = {}
         self._known: set[str] = set()
-        self._turns: dict[tuple[str, Any], asyncio.Task[Message]] = {}
+        self._turns: dict[object, asyncio.Task[Message]] = {}
+        self._ended: set[object] = set()
         self._asked: dict[str, tuple[Message, asyncio.Future[Message]]] = {}
         self._asks: dict[tuple[Connection, int], str] = {}
         self._ids = itertools.count(1)
@@ -171,6 +172,7 @@ class FakeServer:
         self._known.clear()
         for task in self._turns.values():
             task.cancel()
+        self._ended |= self._turns.keys()
         self._turns.clear()
         self._asked.clear()
         self.drop()
@@ -238,12 +240,13 @@ class FakeServer:
             return
         match method:
             case "initialize":
-                result: Message = {"protocolVersion": 1, "agentInfo": {"name": "fake", "version": "1"}}
+                info = {"name": "fake", "version": "1"}
+                result: Message = {"protocolVersion": 1, "agentInfo": info, "_meta": {"crow": {"promptId": {}}}}
             case "session/new":
                 session = f"s{next(self._ids)}"
                 self.logs[session] = []
                 self._attached[session] = {connection}
-                result = {"sessionId": session}
+                result = {"sessionId": session, "_meta": {"acp/cursor": "0"}}
             case "session/load" | "session/resume":
                 session = params["sessionId"]
                 if session not in self.logs:
@@ -255,17 +258,22 @@ class FakeServer:
                     connection.send({"id": request_id, "error": error})
                     return
                 log = self.logs[session]
+                senders = {connection.id, *params.get("_meta", {}).get("crow", {}).get("promptIds", ())}
                 start = int(cursor) if cursor is not None else 0 if method == "session/load" else len(log)
                 for place in range(start, len(log)):
-                    self._show(connection, session, place, resumes=cursor is not None)
+                    self._show(connection, session, place, own=senders if cursor is not None else set())
                 self._attached[session].add(connection)
                 if session in self._asked and not self._asked[session][1].done():
                     self._ask(connection, session)
                 result = {"modes": None, "_meta": {"acp/cursor": str(len(log))}}
             case "session/prompt":
-                key = (connection.id, request_id)
+                name = params.get("_meta", {}).get("crow", {}).get("promptId", "")
+                key = name or (connection.id, request_id)
+                if key not in self._turns and key in self._ended:
+                    connection.send({"id": request_id, "result": {"stopReason": "cancelled"}})
+                    return
                 if key not in self._turns:
-                    self._turns[key] = asyncio.create_task(self._turn(connection.id, params))
+                    self._turns[key] = asyncio.create_task(self._turn({connection.id, name}, params))
                 self._turns[key].add_done_callback(lambda task: self._answer(connection, request_id, task))
                 return
             case "echo":
@@ -278,10 +286,12 @@ class FakeServer:
         if not task.cancelled():
             connection.send({"id": request_id, "result": task.result()})
 
-    async def _turn(self, sender: str, params: Message) -> Message:
+    async def _turn(self, senders: set[str], params: Message) -> Message:
         session, text = params["sessionId"], params["prompt"][0]["text"]
         self.prompts[text] += 1
-        self._store(session, sender, {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": text}})
+        self._store(
+            session, senders, {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": text}}
+        )
         if text == "ask":
             call = {"toolCallId": f"t{next(self._ids)}", "title": "rm"}
             asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -295,7 +305,7 @@ class FakeServer:
         for number in range(int(count) if count.isdigit() else 1):
             await asyncio.sleep(self.piece_s)
             piece = {"type": "text", "text": f"{word}{number} "}
-            self._store(session, "", {"sessionUpdate": "agent_message_chunk", "content": piece})
+            self._store(session, set(), {"sessionUpdate": "agent_message_chunk", "content": piece})
         return {"stopReason": "end_turn"}
 
     def _ask(self, connection: Connection, session: str) -> None:
@@ -303,13 +313,14 @@ class FakeServer:
         self._asks[connection, request_id] = session
         connection.send({"id": request_id, "method": "session/request_permission", "params": self._asked[session][0]})
 
-    def _store(self, session: str, sender: str, update: Message) -> None:
-        self.logs[session].append((sender, update))
+    def _store(self, session: str, senders: set[str], update: Message) -> None:
+        self.logs[session].append((senders, update))
         for connection in tuple(self._attached[session]):
-            self._show(connection, session, len(self.logs[session]) - 1, resumes=True)
+            self._show(connection, session, len(self.logs[session]) - 1, own={connection.id})
 
-    def _show(self, connection: Connection, session: str, place: int, *, resumes: bool) -> None:
-        sender, update = self.logs[session][place]
-        if not (resumes and sender and sender == connection.id):
+    def _show(self, connection: Connection, session: str, place: int, *, own: set[str]) -> None:
+        """Send an update, unless one of its senders is in `own`: the client already shows its own prompts."""
+        senders, update = self.logs[session][place]
+        if not senders & own:
             params = {"sessionId": session, "update": update, "_meta": {"acp/cursor": str(place + 1)}}
             connection.send({"method": "session/update", "params": params})

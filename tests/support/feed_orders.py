@@ -358,7 +358,6 @@ class World:
                 await checkpoint()
 
         await client.load(history(), is_running=lambda: self.is_running)
-        await client.join()
         client.open()
 
     async def join(self, person: Person) -> None:
@@ -366,7 +365,6 @@ class World:
         person.before = []
         client = self.attach(person)
         person.first, person.start = self.newest, str(client.view.cursor)
-        await client.join()
         client.open()
 
     async def come_back(self, person: Person) -> None:
@@ -396,7 +394,6 @@ class World:
         except CursorGap:  # the whole message was lost with its process
             await self.load(person)
             return
-        await client.join()
         client.open()
 
     async def check(self) -> None:

@@ -295,8 +295,8 @@ def test_a_hostile_server_writes_no_control_characters_and_reads_no_files(shell:
         assert [answers[number]["error"]["code"] for number in (1, 2, 3)] == [-32601, -32601, -32602]
         assert answers[4]["result"] == {"action": "cancel"}
         assert answers[5]["result"]["outcome"] == {"outcome": "selected", "optionId": ATTACK}
-        asked = [each["params"] for each in server.received if each.get("method") == "session/prompt"]
-        assert asked == [{"sessionId": "s1", "prompt": [{"type": "text", "text": "begin"}]}]
+        asked = [each["params"]["prompt"] for each in server.received if each.get("method") == "session/prompt"]
+        assert asked == [[{"type": "text", "text": "begin"}]]
     shown = terminal.shown
     assert not {"\x1b]0;", "\x1b[2J", "\u202e", "\x9b"} & set(re.findall(r"\x1b\]0;|\x1b\[2J|\u202e|\x9b", shown))
     assert not look or "\x1b" not in shown
