@@ -108,9 +108,14 @@ async def make_move(store: SqliteStore) -> None:
     await store.move_leaf("s1", leaf=last.id, to=None, reason="clear")
 
 
+async def make_draft(store: SqliteStore) -> None:
+    start = await store.take_turn("s1", None, leaf=None)
+    await store.save_draft("s1", after_leaf=None, turn=start.turn, message_id="m", text="x", thought="")
+
+
 KEPT: dict[str, Callable[[SqliteStore], Awaitable[object]]] = {
     "a queued prompt": lambda store: store.enqueue("s1", (), "u1"),
-    "a draft": lambda store: store.save_draft("s1", after_leaf=None, turn=1, message_id="m", text="x", thought=""),
+    "a draft": make_draft,
     "a claimed turn": lambda store: store.take_turn("s1", None, leaf=None),
     "a title": lambda store: store.update_session("s1", SessionChanges(title="T")),
     "an alias": lambda store: store.update_session("s1", SessionChanges(alias="work")),

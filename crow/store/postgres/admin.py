@@ -42,7 +42,16 @@ from crow.store.postgres.transfer import (
     family,
     next_entries,
 )
-from crow.store.rows import IS_REQUEST, SESSION_COLUMNS, SUM_COLUMNS, SUM_NAMES, plain, session_of
+from crow.store.rows import (
+    IS_REQUEST,
+    SESSION_COLUMNS,
+    SUM_COLUMNS,
+    SUM_COUNT,
+    plain,
+    plain_or_none,
+    session_of,
+    usage_totals,
+)
 from crow.store.search import LAST_MS
 from crow.store.transfer import Lines, SessionTaken, by_conversation
 
@@ -144,7 +153,9 @@ class PostgresAdmin(UsesDatabase, Admin):
 
     @snapshot
     async def written_after(self, sql: Sql, entry: int) -> dict[str, int]:
-        query = "SELECT id, newest_entry FROM crow.sessions WHERE newest_entry > $1 AND deleted_ms IS NULL ORDER BY 2"
+        query = (
+            "SELECT id, newest_entry FROM crow.sessions WHERE newest_entry > $1 AND deleted_ms IS NULL ORDER BY 2, 1"
+        )
         return {row[0]: row[1] for row in await sql.fetch(query, entry)}
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
@@ -171,7 +182,7 @@ class PostgresAdmin(UsesDatabase, Admin):
         values = await sql.fetch(
             _LISTED,
             chosen.archived,
-            None if chosen.model is None else plain(chosen.model),
+            plain_or_none(chosen.model),
             None if chosen.directories is None else [plain(directory) for directory in chosen.directories],
             -LAST_MS if chosen.since_ms is None else chosen.since_ms,
             LAST_MS if chosen.before_ms is None else chosen.before_ms,
@@ -192,29 +203,22 @@ class PostgresAdmin(UsesDatabase, Admin):
         columns = [_GROUP_COLUMNS[name] for name in names]
         rows = await sql.fetch(
             _TOTALS.format(columns=", ".join(columns) or "NULL", groups=", ".join(columns) or "()"),
-            None if scope.cwd is None else plain(scope.cwd),
-            None if scope.model is None else plain(scope.model),
+            plain_or_none(scope.cwd),
+            plain_or_none(scope.model),
             -LAST_MS if scope.since_ms is None else scope.since_ms,
             LAST_MS if scope.before_ms is None else scope.before_ms,
         )
-        size = len(SUM_NAMES)
         sums: dict[tuple[Any, ...], list[Any]] = {}
         for row in rows:
-            group = list(row[size : size + len(names)])
+            group = list(row[SUM_COUNT : SUM_COUNT + len(names)])
             if "day" in names:
                 moment = datetime.fromtimestamp(group[-1] * _QUARTER_MS / 1000)  # noqa: DTZ006  days are local
                 group[-1] = f"{moment:%Y-%m-%d}"
-            known = sums.setdefault(tuple(group), [0] * (size - 1) + [None])
-            for number, value in enumerate(row[:size]):
+            known = sums.setdefault(tuple(group), [None] * SUM_COUNT)
+            for number, value in enumerate(row[:SUM_COUNT]):
                 if value is not None:
-                    known[number] = (known[number] or 0) + (value if number == size - 1 else int(value))
-        if not keys and not sums:
-            sums[()] = [0] * (size - 1) + [None]
-        totals = [
-            UsageTotal(**dict(zip((*SUM_NAMES, *names), (*total, *group), strict=True)))
-            for group, total in sums.items()
-        ]
-        return tuple(sorted(totals, key=lambda one: (one.day or "", -one.tokens_in)))
+                    known[number] = (known[number] or 0) + value
+        return usage_totals(((*total, *group) for group, total in sums.items()), names)
 
     @snapshot
     async def disk_use(self, sql: Sql) -> tuple[DiskUse, ...]:
@@ -395,7 +399,7 @@ class PostgresAdmin(UsesDatabase, Admin):
 
 
 async def _unused_since(sql: Sql, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
-    rows = await sql.fetch(_UNUSED, before_ms, None if cwd is None else plain(cwd))
+    rows = await sql.fetch(_UNUSED, before_ms, plain_or_none(cwd))
     return tuple(UnusedSession(**dict(row)) for row in rows)
 
 

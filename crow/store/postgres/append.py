@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
-from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Usage
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.claim import (
@@ -38,8 +38,9 @@ from crow.store.postgres.paths import PathMethods, load_tail, session_row, sessi
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
-from crow.store.rows import SessionCounts, entry_values, plain, sized, storable, storable_usage
+from crow.store.rows import SessionCounts, entry_values, plain, sized, storable, storable_cost, storable_usage
 from crow.store.search import searchable_text
+from crow.store.session_rules import is_entry_id, not_in_session
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +93,9 @@ class _Chain:
                 parent=parents[index],
                 turn=self.turns[index],
                 body=self.bodies[index],
-                model=self.entries[index].model,
+                model=plain(self.entries[index].model),
                 usage=self.usages[index],
-                cost=self.entries[index].cost,
+                cost=storable_cost(self.entries[index].cost),
                 estimate=self.entries[index].estimate,
                 created_ms=now_ms,
             )
@@ -377,22 +378,21 @@ class TurnMethods(PathMethods):
         )
         if added is None:
             await session_values(sql, session_id, "1")
-            raise LeafMoved(f"Another process took over session {session_id}. Load it again, then retry.")
+            refuse("fenced", session_id)
 
     @transaction
     async def move_leaf(self, sql: Sql, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         state = await _SessionState.read(sql, session_id, self.owner, lock=True)
         if state.is_running and state.owner != self.owner:
-            why = "busy" if state.is_owner_alive else "interrupted"
-            refuse(why, session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+            refuse("busy" if state.is_owner_alive else "interrupted", session_id, owner=state.owner)
         if state.is_running and state.epoch != self._epochs.get(session_id, state.epoch):
-            refuse("fenced", session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+            refuse("fenced", session_id)
         if state.leaf != leaf:
-            refuse("moved", session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+            refuse("moved", session_id, leaf=leaf, current=state.leaf)
         if to is not None:
-            found = await sql.fetchval("SELECT conversation FROM crow.entries WHERE id = $1", to)
-            if found != state.conversation:
-                raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
+            query = "SELECT 1 FROM crow.entries WHERE id = $1 AND conversation = $2"
+            if not (is_entry_id(to) and await sql.fetchval(query, to, state.conversation)):
+                raise not_in_session(to, session_id)
         await sql.execute(
             "INSERT INTO crow.moves (session, from_leaf, to_leaf, reason, created_ms) VALUES ($1, $2, $3, $4, $5)",
             session_id,

@@ -31,6 +31,7 @@ from crow.store.paths import (
 )
 from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
+from crow.store.session_rules import LARGEST_ID, is_entry_id
 from crow.store.watching import News, Piece, SessionRead, follow
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -50,7 +51,6 @@ _ENTRY_COLUMNS = columns_of(_StoredRow, body=_BODY, has_blobs=_HAS_BLOBS)
 
 _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
-_LARGEST_ID = 2**63 - 1
 _MOST_STEPS = 2**31 - 1
 """The largest number of steps for `_PATH`, which counts them as an `integer`. No path is that long."""
 
@@ -122,7 +122,7 @@ _LEFT_BEHIND = """
             CASE WHEN w.b IS NULL OR w.a > w.b THEN e.parent ELSE w.a END,
             CASE WHEN w.b IS NULL OR w.a > w.b THEN w.b ELSE e.parent END,
             CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a END
-        FROM walk w JOIN crow.entries e ON e.id = CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a ELSE w.b END
+        FROM walk w LEFT JOIN crow.entries e ON e.id = CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a ELSE w.b END
         WHERE w.a IS NOT NULL AND w.a IS DISTINCT FROM w.b
     )
     SELECT dropped FROM walk WHERE dropped IS NOT NULL
@@ -215,7 +215,7 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        if not 0 < entry_id <= _LARGEST_ID:
+        if not is_entry_id(entry_id):
             return None
         if session_id is not None and not await is_on_path(sql, (await session_row(sql, session_id)).leaf, entry_id):
             return None
@@ -224,7 +224,7 @@ class PathMethods(UsesDatabase):
     @snapshot
     async def result(self, sql: Sql, session_id: str, call: CallRef) -> Entry | None:
         conversation = (await session_row(sql, session_id)).conversation
-        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+        if not (is_entry_id(call.assistant) and 0 <= call.index <= LARGEST_ID):
             return None
         query = (
             "SELECT id FROM crow.entries WHERE kind = 'tool' AND call_entry = $1 AND call_index = $2"

@@ -21,7 +21,7 @@ from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, folded
 from crow.store.postgres.paths import first_entries, newest_of_kind
 from crow.store.postgres.prompts import add_name, note_entries
-from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, plain, storable_usage
+from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, plain, plain_or_none, storable_usage
 from crow.store.search import searchable_text
 from crow.store.transfer import (
     EXTRA_COLUMNS,
@@ -260,7 +260,7 @@ class Importer:
             "conversation": self._conversation,
             "model": plain(self._defaults.model),
             "mode": plain(self._defaults.mode),
-            "title": None if title is None else plain(title),
+            "title": plain_or_none(title),
             "folded_title": None if title is None else folded(title),
             "cwd": plain(record.cwd),
             "state": "running",
@@ -420,7 +420,7 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
         f" {columns} WHERE id = $1",
         session_id,
         *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),
-        None if extras.alias is None else plain(extras.alias),
+        plain_or_none(extras.alias),
         *(
             plain(value) if isinstance(value, str) else value
             for name in EXTRA_COLUMNS

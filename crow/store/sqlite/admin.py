@@ -70,9 +70,9 @@ _LAST_USED = f"""
 _LISTED = f"""
     SELECT {SESSION_COLUMNS}, {_USED_MS} AS used_ms FROM sessions
     WHERE has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL AND archived = :archived
-    AND (:model IS NULL OR instr(lower(model), lower(:model)) OR EXISTS (
+    AND (:model IS NULL OR instr(folded(model), folded(:model)) OR EXISTS (
         SELECT 1 FROM entries e WHERE e.session = sessions.id AND e.conversation = sessions.conversation
-        AND instr(lower(e.model), lower(:model))
+        AND instr(folded(e.model), folded(:model))
     ))
     AND (:directories IS NULL OR cwd IN (SELECT value FROM json_each(:directories)))
     AND (:since_ms IS NULL OR used_ms >= :since_ms) AND (:before_ms IS NULL OR used_ms < :before_ms)
@@ -119,7 +119,7 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def written_after(self, sql: Connection, entry: int) -> dict[str, int]:
-        query = "SELECT id, newest_entry FROM sessions WHERE newest_entry > ? AND deleted_ms IS NULL ORDER BY 2"
+        query = "SELECT id, newest_entry FROM sessions WHERE newest_entry > ? AND deleted_ms IS NULL ORDER BY 2, 1"
         return dict(sql.execute(query, (entry,)).fetchall())
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:

@@ -17,14 +17,13 @@ from sqlite3 import Connection
 from typing import TypeAlias
 
 from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
-from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.claim import (
     DeadTurn,
     DraftPiece,
     InboxItem,
-    Refusal,
     closing_entries,
     ends_draft,
     no_longer_queued,
@@ -40,12 +39,14 @@ from crow.store.rows import (
     COUNTERS,
     SessionCounts,
     entry_values,
+    plain,
     possible_count,
     possible_time,
     sized,
     storable_usage,
 )
 from crow.store.search import searchable_text
+from crow.store.session_rules import is_entry_id, not_in_session
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.failures import REPAIR
@@ -61,10 +62,14 @@ _EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 
 _TOKEN_COUNTERS = ("tokens_in", "tokens_out", "tokens_cached")
 
-_ADD_USAGE = (
-    f"UPDATE sessions SET cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _TOKEN_COUNTERS)}"
-    " WHERE id = :id"
-)
+
+def _additions(columns: Sequence[str]) -> str:
+    """Return assignments that add a parameter to each of these columns. SQLite turns a sum of more than 64 bits into a
+    real number, and the cast turns that into the nearest number that the column can hold."""
+    return ", ".join(f"{name} = CAST({name} + :{name} AS INTEGER)" for name in columns)
+
+
+_ADD_USAGE = f"UPDATE sessions SET cost = cost + :cost, {_additions(_TOKEN_COUNTERS)} WHERE id = :id"
 """Adds the usage of a subagent to the session that started it."""
 
 _STATE_COLUMNS = (
@@ -77,7 +82,7 @@ _STATE_COLUMNS = (
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
     " updated_ms = :now_ms, newest_entry = coalesce(:newest, newest_entry), has_prompt = has_prompt OR :has_prompt,"
-    f" cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in COUNTERS)} WHERE id = :id"
+    f" cost = cost + :cost, {_additions(COUNTERS)} WHERE id = :id"
 )
 
 
@@ -289,17 +294,18 @@ class TurnMethods(PathMethods):
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        values = (after_leaf, turn, message_id, text, thought, now_ms(), session_id)
+        values = (after_leaf, turn, message_id, text, thought, now_ms(), session_id, self.owner)
 
         def save(sql: Connection) -> None:
             self._renew_lease(sql, session_id)
             inserted = sql.execute(
                 "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
-                " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+                " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND owner = ? AND deleted_ms IS NULL",
                 values,
             )
             if not inserted.rowcount:
-                raise NoSuchSession(session_id)
+                session_values(sql, session_id, "1")
+                refuse("fenced", session_id)
 
         await self.database.write(save)
 
@@ -308,11 +314,11 @@ class TurnMethods(PathMethods):
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
         if to is not None:
-            found = sql.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
-            if found != (state.conversation,):
-                raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
-        move = {"session": session_id, "from_leaf": leaf, "to_leaf": to, "reason": reason, "created_ms": state.now_ms}
-        insert(sql, "moves", move)
+            query = "SELECT 1 FROM entries WHERE id = ? AND conversation = ?"
+            if not (is_entry_id(to) and sql.execute(query, (to, state.conversation)).fetchone()):
+                raise not_in_session(to, session_id)
+        move = {"session": session_id, "from_leaf": leaf, "to_leaf": to, "created_ms": state.now_ms}
+        insert(sql, "moves", move | {"reason": plain(reason)})
         state.leaf = to
         state.save()
 
@@ -384,10 +390,9 @@ class SessionState:
             note_entry(self.sql, self.session_id, stored.body, turn=turn, entry=entry_id)
         self.leaf = self._newest = entry_id
         self._counts.add(new, usage)
-        same = {name: columns[name] for name in ("conversation", "parent", "turn", "estimate", "created_ms")}
-        return Entry(
-            id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
-        )
+        same = ("conversation", "parent", "turn", "model", "cost", "estimate", "created_ms")
+        values = {name: columns[name] for name in same}
+        return Entry(id=entry_id, session=self.session_id, body=stored.body, usage=usage, **values)
 
     def inbox(self, owner: str) -> list[InboxItem]:
         """Return the items of the inbox that `owner` or a dead owner has put there, in order. Only the first call reads
@@ -464,13 +469,10 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
     :raises LeafMoved: the session has another leaf, or a dead owner left a turn that must be repaired first.
     """
-    why: Refusal | None = None
     if state.state == "running" and state.owner != owner:
-        why = "busy" if state.is_owner_alive else "interrupted"
-    elif state.leaf != leaf:
-        why = "moved"
-    if why is not None:
-        refuse(why, state.session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+        refuse("busy" if state.is_owner_alive else "interrupted", state.session_id, owner=state.owner)
+    if state.leaf != leaf:
+        refuse("moved", state.session_id, leaf=leaf, current=state.leaf)
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:

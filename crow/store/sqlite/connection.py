@@ -257,6 +257,8 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> OpenedFile:
             uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionConnection
         )
         if file_id(path) == before:
+            # SQLite's own function `lower` knows only the letters from A to Z.
+            connection.create_function("folded", 1, lambda text: str(text).lower(), deterministic=True)
             return OpenedFile(connection=connection, file=before)
         connection.close()  # the file was replaced meanwhile, so either of the two files may be open
     raise sqlite3.OperationalError(f"other programs keep replacing {path}")

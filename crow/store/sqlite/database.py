@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import anyio
@@ -583,6 +584,11 @@ def _one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN")
     try:
         yield
+    except BaseException as error:
+        # The error keeps the local variables of functions that have failed. A cursor among them would keep this
+        # snapshot open even after the rollback, and all later reads of this connection would see the old state.
+        clear_frames(error.__traceback__)
+        raise
     finally:
         if connection.in_transaction:  # after some errors, SQLite has already ended the transaction
             connection.execute("ROLLBACK")

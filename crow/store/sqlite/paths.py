@@ -45,6 +45,7 @@ from crow.store.rows import (
     possible_time,
     session_of,
 )
+from crow.store.session_rules import LARGEST_ID, is_entry_id
 from crow.store.sqlite.compression import content_of, decompressed, open_blob
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.failures import REPAIR
@@ -88,7 +89,6 @@ _ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
-_LARGEST_ID = 2**63 - 1
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _FIRST_BATCH = 16
@@ -156,7 +156,7 @@ class PathMethods(UsesDatabase):
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        if not 0 < entry_id <= _LARGEST_ID:
+        if not is_entry_id(entry_id):
             return None
         if session_id is not None and not is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
             return None
@@ -165,7 +165,7 @@ class PathMethods(UsesDatabase):
     @snapshot()
     def result(self, sql: Connection, session_id: str, call: CallRef) -> Entry | None:
         conversation = session_row(sql, session_id).conversation
-        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+        if not (is_entry_id(call.assistant) and 0 <= call.index <= LARGEST_ID):
             return None
         where = "e.kind = 'tool' AND e.call_entry = ? AND e.call_index = ? AND e.conversation = ?"
         return next(_select_entries(sql, where, (call.assistant, call.index, conversation)), None)
@@ -281,6 +281,12 @@ def load_tail(sql: Connection, session_id: str) -> Tail:
 def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
     """Return the ids of the path that ends at `leaf`, newest first."""
     return (entry_id for rows, _ in _path_batches(sql, leaf) for entry_id, _, _ in rows)
+
+
+def message_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
+    """Return the ids of the prompts and answers on the path that ends at `leaf`, newest first."""
+    rows = (row for batch, _ in _path_batches(sql, leaf) for row in batch)
+    return (entry_id for entry_id, _, kind in rows if kind in ("user", "assistant"))
 
 
 def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:

@@ -55,8 +55,9 @@ class WatchMethods(UsesDatabase):
         and `piece` the number of the last known piece of the draft."""
         *values, owner, lease_ms = session_values(sql, session_id, f"{SESSION_COLUMNS}, owner, lease_ms")
         row = session_of(values)
-        query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
-        ids = [entry_id for (entry_id,) in sql.execute(query, (session_id, after, _MOST_ENTRIES))]
+        # An imported session may have the id of a deleted session whose entries are still part of a fork.
+        query = "SELECT id FROM entries WHERE session = ? AND +conversation = ? AND id > ? ORDER BY id LIMIT ?"
+        ids = [entry_id for (entry_id,) in sql.execute(query, (session_id, row.conversation, after, _MOST_ENTRIES))]
         entries, taken = entries_of(sql, ids)
         pieces = sql.execute(
             "SELECT seq, CAST(message_id AS TEXT), iif(seq > ?3, CAST(text AS TEXT), ''),"
