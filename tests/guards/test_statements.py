@@ -124,6 +124,8 @@ async def test_sessions_that_save_at_the_same_moment_share_flushes(tmp_path: Pat
         async with anyio.create_task_group() as tasks:
             for name in names:
                 tasks.start_soon(store.create_session, new_session(name))
+        for name in names:
+            await store.take_turn(name, None, leaf=None)
         watching = await watched(store)
 
         async def save(name: str) -> None:
