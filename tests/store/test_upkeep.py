@@ -20,7 +20,7 @@ from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges, UsageTotal
 from crow.store.admin import UnusedSession
 from crow.store.owner import Owner
-from crow.store.sqlite import database
+from crow.store.sqlite import file
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
@@ -416,7 +416,7 @@ async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
     sqlite_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages, limit = 500, 256 * 1024
-    monkeypatch.setattr(database, "_CHECKPOINT_BYTES", limit)
+    monkeypatch.setattr(file, "_CHECKPOINT_BYTES", limit)
     await sqlite_store.create_session(new_session())
     await sqlite_store.create_session(new_session("kept"))
     texts = [f"{number}".ljust(50_000, "x") for number in range(200)]

@@ -13,7 +13,8 @@ from crow.store.codec import from_json, to_json
 from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.compression import CompressionMethods
-from crow.store.sqlite.database import Database, JournalMode, transaction
+from crow.store.sqlite.database import Database, transaction
+from crow.store.sqlite.file import JournalMode
 from crow.store.sqlite.principals import PrincipalMethods
 from crow.store.sqlite.search import SearchMethods, UsageMethods
 from crow.store.sqlite.sessions import SessionMethods
