@@ -18,8 +18,7 @@ import anyio
 from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
-from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import BlobEnds, excerpt_of_result, excerpt_of_text, text_blob_of
+from crow.store.excerpts import bytes_per_end, excerpt_of_ends, longest_whole, text_blob_of
 from crow.store.paths import (
     RESULT_BYTES,
     TailPath,
@@ -30,7 +29,7 @@ from crow.store.paths import (
     with_excerpt,
 )
 from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot
-from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
+from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, session_of
 from crow.store.session_rules import LARGEST_ID, is_entry_id
 from crow.store.watching import News, Piece, SessionRead, follow
 
@@ -53,9 +52,6 @@ _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
 _MOST_STEPS = 2**31 - 1
 """The largest number of steps for `_PATH`, which counts them as an `integer`. No path is that long."""
-
-_ENDS_BYTES = 4 * 1024
-"""At each end of a long blob, this many bytes more are read than the excerpt has."""
 
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
@@ -528,78 +524,46 @@ async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = F
 async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tuple[Entry, ...]:
     """Return the entries with these ids, oldest first. The texts of tool results have at most about `most_bytes` bytes.
     Of longer texts, only the ends are read."""
-    is_long = f"e.kind = 'tool' AND b.size > {most_bytes + 2 * _ENDS_BYTES}"
-    columns = columns_of(_StoredRow, body=f"CASE WHEN {is_long} THEN NULL ELSE {_BODY} END", has_blobs=_HAS_BLOBS)
-    query = f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::text::bigint[]) ORDER BY e.id"
-    rows = await sql.fetch(query, array_of(ids))
-    stored = [_StoredRow(*row) for row in rows]
-    texts = {row.id: name for row in stored if (name := _name_of_text(row)) is not None}
-    refers = [row.id for row in stored if row.has_blobs]
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::text::bigint[]) ORDER BY e.id"
+    rows = [_StoredRow(*row) for row in await sql.fetch(query, array_of(ids))]
+    texts = {row.id: name for row in rows if row.kind == "tool" and (name := text_blob_of(row.body or b"")) is not None}
+    refers = [row.id for row in rows if row.has_blobs]
     data, ends = await _blobs_and_ends(sql, refers, list(texts.values()), most_bytes)
     found: list[Entry] = []
-    needed_whole: list[str] = []
+    for row in rows:
+        text = texts.get(row.id, "")
+        own = {text: excerpt_of_ends(*ends[text], f"call_{row.call_entry}_{row.call_index}")} if text in ends else {}
+        needs_whole: list[str] = []
 
-    def load(name: str) -> bytes | None:
-        if name in ends:
-            needed_whole.append(name)
-        return data.get(name)
+        def load(name: str, own: Mapping[str, bytes] = own, needs_whole: list[str] = needs_whole) -> bytes | None:
+            if name in ends and name not in own:
+                needs_whole.append(name)
+            return own.get(name, data.get(name))
 
-    for row in stored:
-        name = texts.get(row.id, "")
-        needed_whole.clear()
-        if name in ends:
-            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, load)
-        else:
-            entry = entry_of(row, partial(body_of, row, row.body, load))
-        # Read the whole entry if its JSON does not have the usual form, or if it has, for example, a diff with the long
-        # text of another entry.
-        if entry is None or needed_whole:
+        entry = entry_of(row, partial(body_of, row, row.body, load))
+        if needs_whole:  # for example, the entry has a diff with the long text of another entry
             (entry,) = await select_entries(sql, [row.id])
         found.append(with_excerpt(entry, most_bytes))
     return tuple(found)
 
 
-def _name_of_text(row: _StoredRow) -> str | None:
-    """Return the hash of the blob that holds the text of a tool result, or the whole result. Return None if there is no
-    such blob, or if it holds another member of the result too."""
-    if row.kind != "tool":
-        return None
-    return row.body_blob if row.body is None else text_blob_of(row.body)
-
-
 async def _blobs_and_ends(
     sql: Sql, ids: Sequence[int], texts: Sequence[str], most_bytes: int
-) -> tuple[dict[str, bytes], dict[str, tuple[int, bytes, bytes]]]:
-    """Return two mappings from hashes of blobs. The first has the contents of the blobs to which these entries refer,
-    and of the blobs `texts`. The second has the size and the two ends of each long blob among `texts`, which is left
-    out of the first."""
-    if not ids and not texts:
+) -> tuple[dict[str, bytes], dict[str, tuple[bytes, bytes, int]]]:
+    """Return two mappings from hashes of blobs. The first has the contents of the blobs to which these entries refer.
+    The second has the two ends and the size of each long blob among `texts`, which is left out of the first."""
+    if not ids:
         return {}, {}
     rows = await sql.fetch(
         "SELECT hash, size, NOT is_long, CASE WHEN is_long THEN substring(data FROM 1 FOR $3) ELSE data END,"
         " CASE WHEN is_long THEN substring(data FROM (size - $3 + 1)::int) END"
         " FROM (SELECT *, hash = ANY ($2::text[]) AND size > $4 AS is_long FROM crow.blobs"
-        f" WHERE hash = ANY ({_REFERRED} || $2::text[])) AS b",
-        *(array_of(ids), texts, most_bytes + _ENDS_BYTES, most_bytes + 2 * _ENDS_BYTES),
+        f" WHERE hash = ANY ({_REFERRED})) AS b",
+        *(array_of(ids), texts, bytes_per_end(most_bytes), longest_whole(most_bytes)),
     )
     data = {name: bytes(content) for name, _, is_whole, content, _ in rows if is_whole}
-    ends = {name: (size, bytes(head), bytes(tail)) for name, size, is_whole, head, tail in rows if not is_whole}
+    ends = {name: (bytes(head), bytes(tail), size) for name, size, is_whole, head, tail in rows if not is_whole}
     return data, ends
-
-
-def _entry_with_ends(row: _StoredRow, blob: BlobEnds, name: str, most_bytes: int, load: Load) -> Entry | None:
-    """Return the entry of a tool result whose text was read only at its ends. Return None if that is not possible,
-    because the JSON in the blob does not have the usual form."""
-    try:
-        if row.body is None:
-            body = excerpt_of_result(blob, most_bytes, load)
-            return None if body is None else entry_with(row, body)
-        text = excerpt_of_text(blob, most_bytes, f"call_{row.call_entry}_{row.call_index}")
-    except Unreadable:
-        return None
-    if text is None:
-        return None
-    return entry_of(row, partial(body_of, row, row.body, lambda wanted: text if wanted == name else load(wanted)))
 
 
 async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:

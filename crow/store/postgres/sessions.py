@@ -176,14 +176,7 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def delete_session(self, sql: Sql, session_id: str) -> None:
-        await sql.execute(
-            "WITH RECURSIVE family (id) AS"
-            ' (SELECT $1::text COLLATE "C" UNION SELECT s.id FROM crow.sessions s JOIN family'
-            " ON s.parent_id = family.id)"
-            " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
-            " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
-            plain(session_id),
-        )
+        await hide_sessions(sql, [plain(session_id)])
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
@@ -268,6 +261,17 @@ class SessionMethods(UsesDatabase):
             await sql.execute(f"DELETE FROM crow.{table} WHERE session = ANY ($1::text[])", [row[0] for row in gone])
         await sql.execute(_DELETE_CONVERSATIONS, [conversation])
         return False
+
+
+async def hide_sessions(sql: Sql, ids: Sequence[str]) -> None:
+    """Mark sessions and their subagents as deleted, and free their aliases."""
+    await sql.execute(
+        "WITH RECURSIVE family (id) AS (SELECT id FROM crow.sessions WHERE id = ANY ($1::text[])"
+        " UNION SELECT s.id FROM crow.sessions s JOIN family ON s.parent_id = family.id)"
+        " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
+        " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
+        ids,
+    )
 
 
 async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> None:

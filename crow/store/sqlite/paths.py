@@ -21,11 +21,11 @@ from operator import attrgetter
 from sqlite3 import Connection
 from typing import Any
 
-from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
+from crow.domain.entries import Body, CallRef, Entry, Remark
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text, text_blob_of
+from crow.store.excerpts import SHARED_TEXT, bytes_per_end, excerpt_of_ends, longest_whole, text_blob_of
 from crow.store.paths import (
     RESULT_BYTES,
     TailPath,
@@ -41,12 +41,11 @@ from crow.store.rows import (
     body_of,
     columns_of,
     entry_of,
-    entry_with,
     possible_time,
     session_of,
 )
 from crow.store.session_rules import LARGEST_ID, is_entry_id
-from crow.store.sqlite.compression import content_of, decompressed, open_blob
+from crow.store.sqlite.compression import content_of, decompressed, ends_of_blob
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.failures import REPAIR
 
@@ -70,22 +69,10 @@ class StoredRow(EntryRow):
     checksum: int | None
     size: int | None
     """The size of the blob's content, if the body is stored as a blob. Then `body` may be compressed."""
-    long_body: int | None
-    """The rowid of the body in `blobs`, if the body of a long tool result is left out."""
 
 
-_BODY = "coalesce(CAST(e.body AS BLOB), {blob})"
+_ENTRY_COLUMNS = columns_of(StoredRow, body="coalesce(CAST(e.body AS BLOB), b.data)", size="b.size")
 """The body is read as bytes, because one damaged text would make the whole query fail."""
-
-_ENTRY_COLUMNS = columns_of(StoredRow, body=_BODY.format(blob="b.data"), size="b.size", long_body="NULL")
-
-_ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
-    StoredRow,
-    body=_BODY.format(blob="CASE WHEN e.kind <> 'tool' THEN b.data END"),
-    size="b.size",
-    long_body="CASE WHEN e.kind = 'tool' THEN b.rowid END",
-)
-"""The columns of `_ENTRY_COLUMNS`, but without the bodies of long tool results."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -330,9 +317,8 @@ def entries_of(
         size += len(data or b"")
         return data
 
-    columns = _ENTRY_COLUMNS if result_bytes is None else _ENTRY_COLUMNS_WITHOUT_LONG
     rows = sql.execute(
-        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
+        f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for values in rows:
@@ -350,18 +336,8 @@ def entries_of(
 
 
 def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes: int) -> Entry:
-    """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`. If it is a tool result, its text has at most about
-    `most_bytes` bytes."""
-    if row.kind != "tool":
-        return entry_of(row, partial(_body_of, row, load))
-    if row.long_body is not None:
-        body: ToolResult | None = None
-        with suppress(Unreadable), open_blob(sql, row.long_body) as blob:
-            body = excerpt_of_result(blob, most_bytes, load)
-        if body is not None:
-            return with_excerpt(entry_with(row, body), most_bytes)
-        (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
-    elif (name := text_blob_of(row.body or b"")) is not None:
+    """Return the entry in a row. If it is a tool result, its text has at most about `most_bytes` bytes."""
+    if row.kind == "tool" and (name := text_blob_of(row.body or b"")) is not None:
         call_id = f"call_{row.call_entry}_{row.call_index}"
         load = partial(_load_excerpt, sql, load, name, most_bytes, call_id)
     return with_excerpt(entry_of(row, partial(_body_of, row, load)), most_bytes)
@@ -370,13 +346,13 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
     """Return the content of the blob `name`. If `name` equals `text` and the content is long, return only an
     excerpt."""
-    row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
-    if row is None:
-        return load(name)
-    excerpt = None
-    with suppress(Unreadable), open_blob(sql, row[0]) as blob:
-        excerpt = excerpt_of_text(blob, most_bytes, call_id)
-    return excerpt or load(name)
+    row = sql.execute("SELECT rowid, size FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
+    rowid, size = row or (0, None)
+    if isinstance(size, int) and size > longest_whole(most_bytes):
+        with suppress(Unreadable):
+            head, tail = ends_of_blob(sql, rowid, size, bytes_per_end(most_bytes))
+            return excerpt_of_ends(head, tail, size, call_id)
+    return load(name)
 
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
@@ -523,7 +499,7 @@ def _path_readers(sql: Connection, row: SessionRow) -> Iterator[_Reader]:
     for rows, missing in _path_batches(sql, row.leaf, row.conversation):
         ids = json.dumps([entry_id for entry_id, _, _ in rows])
         found = sql.execute(
-            f"SELECT {_ENTRY_COLUMNS_WITHOUT_LONG} FROM {_ENTRY_SOURCE}"
+            f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE}"
             " WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id DESC",
             (ids,),
         )
@@ -538,18 +514,15 @@ def _read_missing(entry: Entry, _: int) -> tuple[Entry, int]:
 
 
 def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tuple[Entry, int]:
-    """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`, and the number of bytes of its texts. A tool result
-    with more than `room` bytes is shortened."""
-    size = len(row.body or b"")
-    if row.long_body is not None:
-        size = row.size if isinstance(row.size, int) else 0
-    elif row.kind == "tool" and (shared := SHARED_TEXT.search(row.body or b"")) is not None:
-        stored = sql.execute("SELECT size FROM blobs WHERE hash = ?", (shared[1].decode(),)).fetchone()
-        size += stored[0] if stored and isinstance(stored[0], int) else 0
-    if row.kind == "tool" and size > room:
-        return _entry_with_excerpt(sql, row, load, RESULT_BYTES), RESULT_BYTES
-    if row.long_body is not None:
-        (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
+    """Return the entry in a row, and the number of bytes of its texts. A tool result with more than `room` bytes is
+    shortened."""
+    size = max(len(row.body or b""), row.size if isinstance(row.size, int) else 0)
+    if row.kind == "tool":
+        if (shared := SHARED_TEXT.search(row.body or b"")) is not None:
+            stored = sql.execute("SELECT size FROM blobs WHERE hash = ?", (shared[1].decode(),)).fetchone()
+            size += stored[0] if stored and isinstance(stored[0], int) else 0
+        if size > room:
+            return _entry_with_excerpt(sql, row, load, RESULT_BYTES), RESULT_BYTES
     return entry_of(row, partial(_body_of, row, load)), size
 
 
