@@ -294,16 +294,7 @@ class PostgresAdmin(UsesDatabase, SharedAdmin):
             raise
         finally:
             await anyio.to_thread.run_sync(file.close)
-        return tuple(
-            Imported(
-                sessions=importer.sessions,
-                entries=importer.entries,
-                is_new=importer in new,
-                cleaned=tuple(importer.cleaned),
-                is_same=importer.is_same,
-            )
-            for importer in importers
-        )
+        return tuple(importer.outcome(is_new=importer in new) for importer in importers)
 
     async def damage(self) -> Damage:
         return Damage()

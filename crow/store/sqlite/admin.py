@@ -226,14 +226,13 @@ class SessionAdmin(UsageMethods, SharedAdmin):
         database, owner = self.database, self.store.owner
         file = await database.call(lambda: ExportFile(path, relatives=defaults.relatives))
         try:
-            blocks = await database.call(file.scan)
-            importers = [Importer(file, block, defaults) for block in blocks]
+            importers = [Importer(file, block, defaults) for block in await database.call(file.scan)]
             new: list[Importer] = []
             for group in groups_of(importers):
                 new += await self._write_hidden(group)
-            for block, importer in zip(blocks, importers, strict=True):
+            for importer in importers:
                 if importer not in new:
-                    await database.call(partial(file.check_block, block))
+                    await database.call(partial(file.check_block, importer.block))
             await database.write(lambda sql: show(sql, new))
         except BaseException as error:
             # if this fails, the data is removed after the end of this process
@@ -246,16 +245,7 @@ class SessionAdmin(UsageMethods, SharedAdmin):
             raise
         finally:
             await database.call(file.close)
-        return tuple(
-            Imported(
-                sessions=block.sessions,
-                entries=block.entries,
-                is_new=importer in new,
-                cleaned=tuple(importer.cleaned),
-                is_same=importer.is_same,
-            )
-            for block, importer in zip(blocks, importers, strict=True)
-        )
+        return tuple(importer.outcome(is_new=importer in new) for importer in importers)
 
     async def _write_hidden(self, group: Sequence[Importer]) -> list[Importer]:
         """Write all conversations of a group, and keep them hidden. Return the importers of the conversations that were
