@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from crow.domain.entries import Body, Entry
 from crow.domain.errors import ArgumentError, StoreUnavailable
@@ -33,11 +33,20 @@ the leaf later, and `listed` is not a column."""
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 """Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
 
+PIECE_RECORDS = 200
+"""A piece of an import ends as soon as it has this many records."""
+
+PIECE_CHARACTERS = 1024 * 1024
+"""A piece of an import ends as soon as its entries have this many characters."""
+
 _COPIED = ("turn", "model", "usage", "cost", "estimate")
 """Fields of an entry that have the same value in the file and in the database."""
 
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
 """Records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+
+
+_I = TypeVar("_I", bound="ConversationImport")
 
 
 class SessionTaken(ArgumentError):
@@ -168,11 +177,6 @@ class ConversationImport(ABC):
     """Reads one conversation of an export file, for an import. Call `read_head`, then `next_piece` until it returns
     None."""
 
-    most_records = 200
-    """A piece ends as soon as it has this many records."""
-    most_characters = 1024 * 1024
-    """A piece ends as soon as its entries have this many characters."""
-
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
         self.block = block
         self.defaults = defaults
@@ -236,7 +240,7 @@ class ConversationImport(ABC):
                 piece.append((record, stored))
             elif isinstance(record, MoveRecord):
                 piece.append(record)
-            if len(piece) >= self.most_records or characters >= self.most_characters:
+            if len(piece) >= PIECE_RECORDS or characters >= PIECE_CHARACTERS:
                 break
         return piece or None
 
@@ -249,3 +253,19 @@ class ConversationImport(ABC):
             cleaned=tuple(self._cleaned),
             is_same=self.is_same,
         )
+
+
+def groups_of(importers: Sequence[_I]) -> Iterator[Sequence[_I]]:
+    """Yield the importers in groups. All conversations of a group fit together into one small transaction. A large
+    conversation is alone in its group."""
+    group: list[_I] = []
+    entries = size = 0
+    for importer in importers:
+        block = importer.block
+        if group and (entries + block.entries > PIECE_RECORDS or size + block.bytes > PIECE_CHARACTERS):
+            yield group
+            group, entries, size = [], 0, 0
+        group.append(importer)
+        entries, size = entries + block.entries, size + block.bytes
+    if group:
+        yield group

@@ -473,7 +473,7 @@ async def _make_database(name: str, _: Tell, *, is_over: bool = False) -> None:
 def main(directory: str, *steps: str) -> None:
     """Entry point of the process that `killed` starts."""
     report = Report()
-    crow.store.transfer.ConversationImport.most_records = 2
+    crow.store.transfer.PIECE_RECORDS = 2
     crow.store.sqlite.compression._BATCH_BYTES = 10_000
     gc.freeze()  # keeps the children from copying the pages of all imported modules
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (

@@ -176,9 +176,6 @@ class Importer(ConversationImport):
     deleted sessions.
     """
 
-    most_records = 500
-    most_characters = 2 * 1024 * 1024
-
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
         super().__init__(file, block, defaults)
         self._ids = array("q")

@@ -49,11 +49,10 @@ from crow.store.sqlite.transfer import (
     choose,
     conversation_state,
     family,
-    groups_of,
     next_entries,
     show,
 )
-from crow.store.transfer import ExportSelection, by_conversation
+from crow.store.transfer import ExportSelection, by_conversation, groups_of
 
 _EXPORT_BATCH = 4_096
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import NoReturn
 
@@ -341,22 +341,6 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
 
 def _no_session(session_id: str) -> NoReturn:
     raise NoSuchSession(session_id)
-
-
-def groups_of(importers: Sequence[Importer]) -> Iterator[Sequence[Importer]]:
-    """Yield the importers in groups. All conversations of a group fit together into one small transaction. A large
-    conversation is alone in its group."""
-    group: list[Importer] = []
-    entries = size = 0
-    for importer in importers:
-        block = importer.block
-        if group and (entries + block.entries > Importer.most_records or size + block.bytes > Importer.most_characters):
-            yield group
-            group, entries, size = [], 0, 0
-        group.append(importer)
-        entries, size = entries + block.entries, size + block.bytes
-    if group:
-        yield group
 
 
 def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
