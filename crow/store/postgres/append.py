@@ -10,12 +10,12 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
-from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy
 from crow.domain.messages import Part, Usage
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.claim import (
@@ -41,6 +41,7 @@ from crow.store.prompts import named_prompt_in
 from crow.store.rows import SessionCounts, entry_values, plain, sized, storable, storable_cost, storable_usage
 from crow.store.search import searchable_text
 from crow.store.session_rules import is_entry_id, not_in_session
+from crow.store.shared_store import SharedStore
 
 logger = logging.getLogger(__name__)
 
@@ -126,34 +127,19 @@ def _chain(entries: Sequence[tuple[NewEntry, int]]) -> _Chain:
     )
 
 
-class TurnMethods(PathMethods):
+class TurnMethods(PathMethods, SharedStore):
     """Methods of the store that run turns."""
 
     def __init__(self, database: Database, owner: str) -> None:
-        super().__init__(database, owner)
-        self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session after this store has stored entries of it or has deleted it."""
+        PathMethods.__init__(self, database, owner)
+        SharedStore.__init__(self)
         self._epochs: dict[str, int] = {}
         """Maps each session whose turn this store runs to the epoch of the claim."""
-        self._unstored_ends: dict[str, tuple[int | None, _Chain]] = {}
-        """Maps each session whose turn was disowned to the turn's leaf, and to the entries that could not be stored."""
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await self._tail_without_repair(session_id)
-        if tail is None:
-            try:
-                await self._repair(session_id)
-                self.on_stored(session_id)
-                self._unstored_ends.pop(session_id, None)
-                tail = await self._tail_without_repair(session_id)
-            except StoreUnavailable as error:  # for example a full disk: the session can still be read
-                logger.warning("Session %s was opened without repair: %s", session_id, error)
-        return tail or await self.tail(session_id)
 
     @snapshot
-    async def _tail_without_repair(self, sql: Sql, session_id: str) -> Tail | None:
+    async def tail_without_repair(self, sql: Sql, session_id: str) -> Tail | None:
         state = await self._state(sql, session_id)
-        if session_id in self._unstored_ends or state.needs_repair:
+        if session_id in self.unstored_ends or state.needs_repair:
             return None
         known = self._epochs.get(session_id, state.epoch)
         # A later epoch is that of a turn which this store has claimed since the state was read.
@@ -170,7 +156,7 @@ class TurnMethods(PathMethods):
         return preview(await _closing(sql, state), row, now_ms=state.now_ms)
 
     @transaction
-    async def _repair(self, sql: Sql, session_id: str) -> None:
+    async def repair(self, sql: Sql, session_id: str) -> None:
         await self._store_end(sql, session_id)
         state = await self._state(sql, session_id, lock=True)
         if state.needs_repair:
@@ -234,7 +220,7 @@ class TurnMethods(PathMethods):
         command_id: str = "",
     ) -> TurnStart:
         start, epoch = await self._claim(session_id, message_id, leaf, parts, cut, name, command_id)
-        self._unstored_ends.pop(session_id, None)
+        self.unstored_ends.pop(session_id, None)
         self._epochs[session_id] = epoch
         self.on_stored(session_id)
         return start
@@ -332,12 +318,12 @@ class TurnMethods(PathMethods):
         )
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        self._unstored_ends[session_id] = leaf, _chain([(sized(entry), turn) for entry in end])
+        self.unstored_ends[session_id] = leaf, _chain([(sized(entry), turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
         """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
         counts as dead."""
-        unstored = self._unstored_ends.get(session_id)
+        unstored = self.unstored_ends.get(session_id)
         if unstored is None:
             return
         leaf, end = unstored

@@ -175,15 +175,11 @@ class SessionMethods(UsesDatabase):
         return await session_row(sql, session_id)
 
     @transaction
-    async def delete_session(self, sql: Sql, session_id: str) -> None:
+    async def hide(self, sql: Sql, session_id: str) -> None:
         await hide_sessions(sql, [plain(session_id)])
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove the session.
-
-        :raises NoSuchSession: another process has just removed the session.
-        """
         await session_values(sql, session_id, "1")
         await self._note_opening(sql, session_id)
 

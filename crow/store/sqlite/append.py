@@ -10,7 +10,7 @@ not change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from sqlite3 import Connection
@@ -47,6 +47,7 @@ from crow.store.rows import (
 )
 from crow.store.search import searchable_text
 from crow.store.session_rules import is_entry_id, not_in_session
+from crow.store.shared_store import SharedStore
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.failures import REPAIR
@@ -96,33 +97,19 @@ _STORE_BODY = (
 views read most bodies as text."""
 
 
-class TurnMethods(PathMethods):
+class TurnMethods(PathMethods, SharedStore):
     """Methods of the store that run turns."""
 
     def __init__(self, database: Database, owner: str) -> None:
-        super().__init__(database)
+        PathMethods.__init__(self, database)
+        SharedStore.__init__(self)
         self.owner = owner
         """Identifies this store in rows."""
-        self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session after this store has stored entries of it or has deleted it."""
-        self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await self._tail_without_repair(session_id)
-        if tail is None and not self.database.is_read_only:
-            try:
-                await self._repair(session_id)
-                self.on_stored(session_id)
-                self._unstored_ends.pop(session_id, None)
-                tail = await self._tail_without_repair(session_id)
-            except StoreUnavailable as error:  # for example a full disk: the session can still be read
-                logger.warning("Session %s was opened without repair: %s", session_id, error)
-        return tail or await self.tail(session_id)
 
     @snapshot(raise_if_moved=True)
-    def _tail_without_repair(self, sql: Connection, session_id: str) -> Tail | None:
+    def tail_without_repair(self, sql: Connection, session_id: str) -> Tail | None:
         state = SessionState(sql, session_id, now_ms=now_ms())
-        if session_id in self._unstored_ends or _needs_repair(state, self.owner):
+        if session_id in self.unstored_ends or _needs_repair(state, self.owner):
             return None
         return replace(load_tail(sql, session_id), waiting=waiting_news(state.inbox(self.owner)))
 
@@ -135,7 +122,7 @@ class TurnMethods(PathMethods):
         return preview(closing, session_row(sql, session_id), now_ms=state.now_ms)
 
     @transaction()
-    def _repair(self, sql: Connection, session_id: str) -> None:
+    def repair(self, sql: Connection, session_id: str) -> None:
         self._store_end(sql, session_id)
         state = SessionState(sql, session_id, now_ms=now_ms())
         if _needs_repair(state, self.owner):
@@ -215,7 +202,7 @@ class TurnMethods(PathMethods):
 
         start = await self.database.write(claim, raise_if_moved=True)
         self.on_stored(session_id)
-        self._unstored_ends.pop(session_id, None)
+        self.unstored_ends.pop(session_id, None)
         return start
 
     async def append(
@@ -263,14 +250,14 @@ class TurnMethods(PathMethods):
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
         entries = [(sized(entry), encode(entry.body)) for entry in end]
-        self._unstored_ends[session_id] = partial(
+        self.unstored_ends[session_id] = partial(
             self._append, session_id=session_id, leaf=leaf, turn=turn, entries=entries, release=True
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
         """Store the last entries of a turn that was given up by `disown`. If the entries cannot be stored, replace the
         turn's owner by one that counts as dead."""
-        store_end = self._unstored_ends.get(session_id)
+        store_end = self.unstored_ends.get(session_id)
         if store_end is None:
             return
         try:

@@ -207,16 +207,11 @@ class SessionMethods(UsesDatabase):
         return session_row(sql, session_id)
 
     @transaction(raise_if_moved=True)
-    def delete_session(self, sql: Connection, session_id: str) -> None:
+    def hide(self, sql: Connection, session_id: str) -> None:
         hide_session(sql, session_id)
 
     @transaction()
     def record_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it. The record keeps `tidy` from removing the
-        session.
-
-        :raises NoSuchSession: another process has just removed the session.
-        """
         session_row(sql, session_id)
         self._note_opening(sql, session_id)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from sqlite3 import Connection
 
-from crow.domain.errors import StoreUnavailable
-from crow.store import Store, Tail
+from crow.store import Store
 from crow.store.codec import from_json, to_json
 from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.append import TurnMethods
@@ -90,21 +89,13 @@ class SqliteStore(
         return self.database.warning
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether the file was opened only for reading, or cannot be written now."""
+        return self.database.is_read_only
+
+    @property
     def notifies(self) -> bool:
         return False
-
-    async def delete_session(self, session_id: str) -> None:
-        await super().delete_session(session_id)
-        self.on_stored(session_id)
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await super().open_session(session_id)
-        if tail.row.leaf is None and not self.database.is_read_only:
-            try:
-                await self.record_opening(session_id)
-            except StoreUnavailable as error:
-                logger.warning("Session %s is open, but crow could not record that: %s", session_id, error)
-        return tail
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         version = (self.database.foreign_version, self._times_learned)
