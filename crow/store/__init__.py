@@ -441,8 +441,7 @@ class Store(SessionStore, LogStore, TurnStore, SearchStore, AccessStore, Protoco
         `crow.store.watching.Watcher`, and watching takes almost no time while nothing changes."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the known facts about an endpoint, such as the size of its context window. Facts that another process
-        learned recently may be missing until this store's next write transaction."""
+        """Return the known facts about an endpoint, such as the size of its context window."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Store facts about an endpoint. They replace stored facts of the same name."""

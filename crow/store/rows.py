@@ -287,6 +287,11 @@ def plain(text: str) -> str:
     return mend(text).replace("\0", "\ufffd")
 
 
+def is_plain(text: str) -> bool:
+    """Return whether `plain` leaves the text unchanged."""
+    return plain(text) == text
+
+
 def plain_or_none(text: str | None) -> str | None:
     """Return `plain(text)`, or None if there is no text."""
     return None if text is None else plain(text)

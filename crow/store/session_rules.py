@@ -9,7 +9,7 @@ from typing import Any
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store.codec import changed_config, from_json, merged_metadata, to_json
-from crow.store.rows import JSON_COLUMNS, plain, title_of_fork
+from crow.store.rows import JSON_COLUMNS, is_plain, plain, title_of_fork
 from crow.store.values import NewSession, SessionChanges, SessionRow
 
 LARGEST_ID = 2**63 - 1
@@ -23,7 +23,7 @@ def is_entry_id(number: int) -> bool:
 
 def check_new_id(session_id: str) -> None:
     """:raises ArgumentError: a column of type text cannot hold this id of a new session."""
-    if plain(session_id) != session_id:
+    if not is_plain(session_id):
         raise ArgumentError(f"Session id {session_id!r} has characters that the database cannot store.")
 
 

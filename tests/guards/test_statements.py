@@ -17,7 +17,7 @@ from tests.guards.long import SESSION, grow
 from tests.store.scenes import new_session
 from tests.support.scripted_model import Say, ScriptedModel, call
 
-TURN = {"select": 4, "insert": 6, "update": 4, "delete": 3}
+TURN = {"select": 5, "insert": 6, "update": 4, "delete": 3}
 """SQL statements of a turn without calls, by verb."""
 
 TURN_COMMITS = 4

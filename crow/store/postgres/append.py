@@ -38,7 +38,7 @@ from crow.store.postgres.paths import PathMethods, load_tail, session_row, sessi
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
-from crow.store.rows import SessionCounts, entry_values, plain, sized, storable, storable_cost, storable_usage
+from crow.store.rows import SessionCounts, entry_values, is_plain, plain, sized, storable, storable_cost, storable_usage
 from crow.store.search import searchable_text
 from crow.store.session_rules import is_entry_id, not_in_session
 from crow.store.shared_store import SharedStore
@@ -279,7 +279,7 @@ class TurnMethods(PathMethods, SharedStore):
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
         new = _chain([(sized(entry), turn) for entry in entries])
-        if plain(session_id) != session_id:
+        if not is_plain(session_id):
             raise NoSuchSession(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
         if changes is None and not any(named_prompt_in(body) for body in new.bodies):

@@ -20,6 +20,12 @@ from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.excerpts import bytes_per_end, excerpt_of_ends, longest_whole, text_blob_of
 from crow.store.paths import (
+    FIRST_BATCH,
+    HISTORY_BATCH,
+    MOST_MOVES,
+    PATH_BATCH,
+    PATH_BATCH_BYTES,
+    PROMPT_CHARACTERS,
     RESULT_BYTES,
     TailPath,
     compacted_in,
@@ -29,7 +35,7 @@ from crow.store.paths import (
     with_excerpt,
 )
 from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot
-from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, session_of
+from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, is_plain, session_of
 from crow.store.session_rules import LARGEST_ID, is_entry_id
 from crow.store.watching import News, Piece, SessionRead, follow
 
@@ -53,17 +59,9 @@ _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 _MOST_STEPS = 2**31 - 1
 """The largest number of steps for `_PATH`, which counts them as an `integer`. No path is that long."""
 
-_PATH_BATCH = 256
-_PATH_BATCH_BYTES = 4 * 1024 * 1024
-_FIRST_BATCH = 16
-"""The first batch of a history is small, so that a client soon shows something. Each batch is twice as large as the one
-before, up to `_PATH_BATCH`."""
-
-_HISTORY_BATCH = 1_024
-"""The ids of a path are read in batches of this many entries. With `_RUN`, only the first batch has this size."""
-
 _LONGEST_RUN = 16_384
-"""Each further batch of `_RUN` is four times as large as the one before, up to this number of entries."""
+"""The first batch of `_RUN` has `HISTORY_BATCH` entries. Each further batch is four times as large as the one before,
+up to this number of entries."""
 
 _AHEAD = 2
 """This many batches of excerpts are read while the caller works on another one."""
@@ -74,8 +72,6 @@ _PIECE = 16
 _MOST_LEFT = 8
 """If less than one in this many entries of a session is on the path, the path is read from parent to parent."""
 
-_MOST_MOVES = 10_000
-
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, steps) AS (
         SELECT id, parent, kind, 1 FROM crow.entries WHERE id = $1
@@ -84,6 +80,16 @@ _PATH = """
     )
     SELECT id, parent FROM path
 """
+
+_PATHS = """
+    WITH RECURSIVE path (session, id, parent, kind) AS (
+        SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf
+        WHERE s.id = ANY ($1::text[])
+        UNION ALL
+        SELECT path.session, e.id, e.parent, e.kind FROM path JOIN crow.entries e ON e.id = path.parent
+    )
+"""
+"""Begins a query that reads the paths of several sessions at once."""
 
 _RUN = """
     SELECT coalesce(string_agg(int8send(id) || int8send(coalesce(parent, 0)), ''), '') FROM (
@@ -160,7 +166,7 @@ class PathMethods(UsesDatabase):
         path = await self._whole_path(session_id)
         most_bytes = None if result_bytes is None else result_bytes(len(path))
         reading = deque[asyncio.Task[Sequence[Entry]]]()
-        begun, size = 0, _FIRST_BATCH
+        begun, size = 0, FIRST_BATCH
 
         def begin(most: int) -> None:
             """Let the server read the next batches while the caller works on the last one. That takes several
@@ -168,7 +174,7 @@ class PathMethods(UsesDatabase):
             nonlocal begun, size
             while begun < len(path) and len(reading) < most:
                 reading.append(asyncio.create_task(self._batch(list(path[begun : begun + size]), most_bytes)))
-                begun, size = begun + size, min(2 * size, _PATH_BATCH)
+                begun, size = begun + size, min(2 * size, PATH_BATCH)
 
         begin(1)
         try:
@@ -192,12 +198,12 @@ class PathMethods(UsesDatabase):
         """Return the ids on the session's path, oldest first."""
         leaf = (await session_row(sql, session_id)).leaf
         found = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
-        size, is_dense = _HISTORY_BATCH, True
+        size, is_dense = HISTORY_BATCH, True
         while leaf is not None:
             if is_dense:
                 ids, leaf, is_dense = await _run_batch(sql, leaf, size)
             else:
-                ids, leaf = await _path_batch(sql, leaf, _HISTORY_BATCH)
+                ids, leaf = await _path_batch(sql, leaf, HISTORY_BATCH)
             found.extend(ids)
             size = min(4 * size, _LONGEST_RUN)
         found.reverse()
@@ -230,7 +236,7 @@ class PathMethods(UsesDatabase):
         return None if found is None else next(iter(await select_entries(sql, [found])), None)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        if not _is_storable(session_id):  # a statement with this id would fail, and end the connection with the lock
+        if not is_plain(session_id):  # a statement with this id would fail, and end the connection with the lock
             raise NoSuchSession(session_id)
         with self.database.presence.watching(session_id) as changed:
 
@@ -251,7 +257,7 @@ class PathMethods(UsesDatabase):
             query = (
                 "SELECT id FROM crow.entries WHERE conversation = $1 AND session = $2 AND id > $3 ORDER BY id LIMIT $4"
             )
-            found = await sql.fetch(query, row.conversation, session_id, after, _PATH_BATCH)
+            found = await sql.fetch(query, row.conversation, session_id, after, PATH_BATCH)
             ids = [entry_id for (entry_id,) in found]
         entries = await first_entries(sql, ids) if ids else ()
         pieces: Sequence[Any] = ()
@@ -267,7 +273,7 @@ class PathMethods(UsesDatabase):
         return SessionRead(
             row=row,
             entries=entries,
-            has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
+            has_more=len(entries) < len(ids) or len(ids) == PATH_BATCH,
             pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
             has_draft=bool(pieces),
             is_elsewhere=is_elsewhere,
@@ -277,38 +283,24 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def count_messages(self, sql: Sql, session_ids: Sequence[str]) -> dict[str, int]:
-        rows = await sql.fetch(
-            "WITH RECURSIVE path (session, id, parent, kind) AS ("
-            " SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf"
-            " WHERE s.id = ANY ($1::text[])"
-            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path"
-            " JOIN crow.entries e ON e.id = path.parent)"
-            " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
-            [name for name in session_ids if _is_storable(name)],
-        )
+        query = f"{_PATHS} SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session"
+        rows = await sql.fetch(query, list(filter(is_plain, session_ids)))
         return {**dict.fromkeys(session_ids, 0), **dict(rows)}
 
     @snapshot
     async def compacted(self, sql: Sql, session_ids: Sequence[str]) -> frozenset[str]:
-        rows = await sql.fetch(
-            "WITH RECURSIVE path (session, id, parent, kind) AS ("
-            " SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf"
-            " WHERE s.id = ANY ($1::text[])"
-            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path"
-            " JOIN crow.entries e ON e.id = path.parent)"
-            " SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')",
-            [name for name in session_ids if _is_storable(name)],
-        )
+        query = f"{_PATHS} SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')"
+        rows = await sql.fetch(query, list(filter(is_plain, session_ids)))
         return compacted_in(rows, await select_entries(sql, [row[1] for row in rows if row[2] == "restore"]))
 
     @snapshot
     async def moves(self, sql: Sql, session_id: str) -> tuple[Move, ...]:
-        if not _is_storable(session_id):
+        if not is_plain(session_id):
             return ()
         query = (
             "SELECT from_leaf, to_leaf, reason, created_ms FROM crow.moves WHERE session = $1 ORDER BY id DESC LIMIT $2"
         )
-        return tuple(Move(**dict(row)) for row in await sql.fetch(query, session_id, _MOST_MOVES))
+        return tuple(Move(**dict(row)) for row in await sql.fetch(query, session_id, MOST_MOVES))
 
     @snapshot
     async def entries_beyond(
@@ -380,7 +372,7 @@ async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
     query = f"SELECT {columns} FROM crow.sessions WHERE id = $1 AND deleted_ms IS NULL{' FOR UPDATE' if lock else ''}"
-    row = await sql.fetchrow(query, session_id) if _is_storable(session_id) else None
+    row = await sql.fetchrow(query, session_id) if is_plain(session_id) else None
     if row is None:
         raise NoSuchSession(session_id)
     return tuple(row)
@@ -392,7 +384,7 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
     path = TailPath()
     start = row.leaf
     while start is not None:
-        ids, start = await _path_batch(sql, start, _PATH_BATCH)
+        ids, start = await _path_batch(sql, start, PATH_BATCH)
         if not await _add_to_tail(sql, path, ids):
             break
     if path.cut is not None:
@@ -417,7 +409,7 @@ async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
         for entry_id in ids[done:]:
             chosen.append(entry_id)
             total += sizes.get(entry_id, 0)
-            if total > min(_PATH_BATCH_BYTES, path.room):
+            if total > min(PATH_BATCH_BYTES, path.room):
                 break
         done += len(chosen)
         for entry in await select_entries(sql, chosen, newest_first=True):
@@ -580,7 +572,7 @@ async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = Fa
     for entry_id, size in sizes:
         chosen.append(entry_id)
         total += int(size)
-        if total > _PATH_BATCH_BYTES:
+        if total > PATH_BATCH_BYTES:
             break
     return await select_entries(sql, chosen, newest_first=newest_first)
 
@@ -592,9 +584,6 @@ async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any
 
 
 def _prompt_text(body: Mapping[str, Any]) -> str:
-    return "\n".join(str(part["text"]) for part in body.get("parts", ()) if part.get("type") == "text")[:200]
-
-
-def _is_storable(text: str) -> bool:
-    """Return whether a column of type text can hold this text."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    return "\n".join(str(part["text"]) for part in body.get("parts", ()) if part.get("type") == "text")[
+        :PROMPT_CHARACTERS
+    ]

@@ -18,14 +18,13 @@ from crow.store.rows import IS_REQUEST, SUM_COLUMNS, plain, plain_or_none, usage
 from crow.store.search import (
     LAST_MS,
     SCAN_BATCH,
-    SCAN_CHARACTERS,
     SCAN_ENTRIES,
     SCANNED_KINDS,
     SNIPPET_MARGIN,
+    Scan,
     hit_of,
     patterns_of,
     snippet_of,
-    unindexed_text,
 )
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -165,8 +164,7 @@ class SearchMethods(UsesDatabase):
             return ScanResult(hits=(), stopped_at=None)
         path = await path_ids(sql, leaf)
         scanned, rest = path[:SCAN_ENTRIES], path[SCAN_ENTRIES:]
-        hits: list[Hit] = []
-        characters = 0
+        scan = Scan(session_id, patterns, limit=limit, without=without)
         for start in range(0, len(scanned), SCAN_BATCH):
             rows = await sql.fetch(
                 "SELECT id, kind FROM crow.entries WHERE id = ANY ($1::bigint[]) AND kind = ANY ($2::text[])"
@@ -182,13 +180,9 @@ class SearchMethods(UsesDatabase):
                 entries = await first_entries(sql, unread, newest_first=True)
                 unread = unread[len(entries) :]
                 for entry in entries:
-                    text = unindexed_text(entry, without)
-                    characters += len(text)
-                    if all(pattern.search(text) for pattern in patterns):
-                        hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
-                    if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                        return ScanResult(hits=tuple(hits), stopped_at=entry.id)
-        return ScanResult(hits=tuple(hits), stopped_at=rest[0] if rest else None)
+                    if scan.add(entry, kinds[entry.id]):
+                        return ScanResult(hits=tuple(scan.hits), stopped_at=entry.id)
+        return ScanResult(hits=tuple(scan.hits), stopped_at=rest[0] if rest else None)
 
     @snapshot
     async def usage_by_model(self, sql: Sql, session_id: str) -> tuple[UsageTotal, ...]:

@@ -190,11 +190,6 @@ class Database:
         return self._file.journal_mode
 
     @property
-    def foreign_version(self) -> int:
-        """A number that changes when another process writes to the file. Each write transaction updates it."""
-        return self._file.foreign_version
-
-    @property
     def warning(self) -> str:
         """A message for the user, or empty if all is well."""
         return self._words if self._state is State.UNWRITABLE else self._file.warning

@@ -61,8 +61,6 @@ class DatabaseFile:
         """SQLite's journal mode. Empty until `set_up` has run, and in a file that is only read."""
         self.warning = ""
         """A message for the user, or empty if all is well."""
-        self.foreign_version = 0
-        """A number that changes when another process writes to the file. Each write transaction updates it."""
         self._opened = opened
         self._timeout = timeout
         self._lock = FileLock(path, timeout)
@@ -172,7 +170,6 @@ class DatabaseFile:
             self._patiently(connection.execute, "BEGIN IMMEDIATE")
             try:
                 self.check_in_place()
-                self.foreign_version = pragma(connection, "data_version")
                 run_jobs(connection, jobs)
                 self._patiently(connection.execute, "COMMIT")
             except BaseException:

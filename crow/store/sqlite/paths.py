@@ -27,6 +27,12 @@ from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
 from crow.store.excerpts import SHARED_TEXT, bytes_per_end, excerpt_of_ends, longest_whole, text_blob_of
 from crow.store.paths import (
+    FIRST_BATCH,
+    HISTORY_BATCH,
+    MOST_MOVES,
+    PATH_BATCH,
+    PATH_BATCH_BYTES,
+    PROMPT_CHARACTERS,
     RESULT_BYTES,
     TailPath,
     compacted_in,
@@ -76,15 +82,6 @@ _ENTRY_COLUMNS = columns_of(StoredRow, body="coalesce(CAST(e.body AS BLOB), b.da
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
-_PATH_BATCH = 256
-_PATH_BATCH_BYTES = 4 * 1024 * 1024
-_FIRST_BATCH = 16
-"""The first batch of a history is small, so that a client soon shows something."""
-
-_HISTORY_BATCH = 1_024
-
-_MOST_MOVES = 10_000
-_PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 
 # The parent in a damaged row can be any value. So a parent is followed only if it is an older entry. `_PATH` also
@@ -132,14 +129,14 @@ class PathMethods(UsesDatabase):
         if missing is not None:
             yield (missing_entry(missing, row.conversation, session_id),)
         most_bytes = None if result_bytes is None else result_bytes(len(ids))
-        done, size = 0, _FIRST_BATCH
+        done, size = 0, FIRST_BATCH
         while done < len(ids):
             read = partial(entries_of, ids=ids[done : done + size], result_bytes=most_bytes)
             entries, taken = await self.database.read(read)
             before = ids[done - 1] if done else None
             yield _checked(entries, ids[done : done + taken], before, row)
             done += taken
-            size = min(2 * size, _PATH_BATCH)
+            size = min(2 * size, PATH_BATCH)
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -177,7 +174,7 @@ class PathMethods(UsesDatabase):
             "SELECT from_leaf, to_leaf, CAST(reason AS TEXT), created_ms FROM moves WHERE session = ?"
             " AND typeof(from_leaf) IN ('integer', 'null') AND typeof(to_leaf) IN ('integer', 'null')"
             " ORDER BY id DESC LIMIT ?",  # a damaged row can have values of any type
-            (session_id, _MOST_MOVES),
+            (session_id, MOST_MOVES),
         )
         return tuple(
             Move(from_leaf=row[0], to_leaf=row[1], reason=row[2], created_ms=possible_time(row[3])) for row in rows
@@ -306,7 +303,7 @@ def entries_of(
 
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
-    wanted = list(ids[:_PATH_BATCH])
+    wanted = list(ids[:PATH_BATCH])
     load = _loader(sql)
     found: list[Entry] = []
     size = 0
@@ -329,7 +326,7 @@ def entries_of(
             found.append(entry_of(row, partial(_body_of, row, load_and_count)))
         if row.body is not None:
             size += max(len(row.body), row.size if isinstance(row.size, int) else 0)
-        if size > _PATH_BATCH_BYTES:
+        if size > PATH_BATCH_BYTES:
             rows.close()
             return tuple(found), wanted.index(row.id) + 1
     return tuple(found), len(wanted)
@@ -401,7 +398,7 @@ def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | Non
     rows.close()
     missing = None
     while wanted is not None:
-        batch, wanted, missing = _path_rows(sql, wanted, row.conversation, limit=_HISTORY_BATCH)
+        batch, wanted, missing = _path_rows(sql, wanted, row.conversation, limit=HISTORY_BATCH)
         found.extend(one[0] for one in batch)
     return found, missing
 
@@ -461,7 +458,7 @@ def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alo
 _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 
 
-def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
+def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = PATH_BATCH) -> _PathRows:
     """Return the id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
     The second value is the id from which to continue, or None if there is nothing more to read. The third value is the
@@ -568,7 +565,7 @@ def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
     for start in range(0, len(ids), _PROMPTS_PER_QUERY):
         some = ids[start : start + _PROMPTS_PER_QUERY]
         # List each id in the query: with ids from a subquery, the view would read all entries.
-        query = f"SELECT id, substr(text, 1, {_PROMPT_CHARACTERS}) FROM searchable WHERE id IN ({marks(some)})"
+        query = f"SELECT id, substr(text, 1, {PROMPT_CHARACTERS}) FROM searchable WHERE id IN ({marks(some)})"
         prompts.update((entry_id, text or "") for entry_id, text in sql.execute(query, some))
     return prompts
 

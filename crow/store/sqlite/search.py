@@ -20,12 +20,11 @@ from crow.store.rows import IS_REQUEST, SUM_COLUMNS, usage_totals
 from crow.store.search import (
     LAST_MS,
     SCAN_BATCH,
-    SCAN_CHARACTERS,
     SCAN_ENTRIES,
     SCANNED_KINDS,
+    Scan,
     hit_of,
     patterns_of,
-    unindexed_text,
 )
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import (
@@ -103,17 +102,12 @@ class SearchMethods(UsesDatabase):
         patterns = patterns_of(query.replace("\0", " ").split())
         if not patterns or limit < 1:
             return ScanResult(hits=(), stopped_at=None)
-        hits = []
-        characters = 0
+        scan = Scan(session_id, patterns, limit=limit, without=without)
         path = path_ids(sql, leaf)
         for entry, kind in _unindexed(sql, islice(path, SCAN_ENTRIES), scope or Scope()):
-            text = unindexed_text(entry, without)
-            characters += len(text)
-            if all(pattern.search(text) for pattern in patterns):
-                hits.append(hit_of(entry.id, session_id, kind, entry.created_ms, text, patterns))
-            if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                return ScanResult(hits=tuple(hits), stopped_at=entry.id)
-        return ScanResult(hits=tuple(hits), stopped_at=next(path, None))
+            if scan.add(entry, kind):
+                return ScanResult(hits=tuple(scan.hits), stopped_at=entry.id)
+        return ScanResult(hits=tuple(scan.hits), stopped_at=next(path, None))
 
 
 class UsageMethods(UsesDatabase):

@@ -12,7 +12,7 @@ from crow.store.codec import from_json, to_json
 from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.compression import CompressionMethods
-from crow.store.sqlite.database import Database, transaction
+from crow.store.sqlite.database import Database, snapshot, transaction
 from crow.store.sqlite.file import JournalMode
 from crow.store.sqlite.principals import PrincipalMethods
 from crow.store.sqlite.search import SearchMethods, UsageMethods
@@ -35,13 +35,6 @@ class SqliteStore(
     Watcher,
 ):
     """A :class:`~crow.store.Store` in one file. Whoever opens it must close it."""
-
-    def __init__(self, database: Database, owner: str) -> None:
-        super().__init__(database, owner)
-        # Maps base URL and model to cached facts. Each comes with two version numbers from the time of reading. One of
-        # them changes when another process writes, the other when this store learns facts.
-        self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
-        self._times_learned = 0
 
     @classmethod
     async def open(
@@ -97,22 +90,12 @@ class SqliteStore(
     def notifies(self) -> bool:
         return False
 
-    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        version = (self.database.foreign_version, self._times_learned)
-        known = self._learned.get((base_url, model))
-        if known is None or known[0] != version:
-            facts = await self.database.read(lambda sql: _facts(sql, base_url, model))
-            known = self._learned[base_url, model] = version, facts
-        return known[1]
-
-    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        try:
-            await self._merge_facts(base_url, model, facts)
-        finally:
-            self._times_learned += 1
+    @snapshot()
+    def learned(self, sql: Connection, base_url: str, model: str) -> Mapping[str, object]:
+        return _facts(sql, base_url, model)
 
     @transaction()
-    def _merge_facts(self, sql: Connection, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+    def learn(self, sql: Connection, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         sql.execute(
             "INSERT INTO endpoints (base_url, model, learned) VALUES (?, ?, ?)"
             " ON CONFLICT (base_url, model) DO UPDATE SET learned = excluded.learned",
