@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from crow.store import Store
@@ -15,8 +14,6 @@ from crow.store.postgres.search import SearchMethods
 from crow.store.postgres.sessions import SessionMethods
 from crow.store.rows import plain
 from crow.store.watching import Watcher
-
-logger = logging.getLogger(__name__)
 
 
 class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods, Store, Watcher):

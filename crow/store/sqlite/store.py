@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from sqlite3 import Connection
@@ -19,8 +18,6 @@ from crow.store.sqlite.search import SearchMethods, UsageMethods
 from crow.store.sqlite.sessions import SessionMethods
 from crow.store.sqlite.watch import WatchMethods
 from crow.store.watching import Watcher
-
-logger = logging.getLogger(__name__)
 
 
 class SqliteStore(
