@@ -70,6 +70,7 @@ async def live(path: Path, *, days: int, sessions: int, mean: int, seed: int = 3
 
 async def go_on(writer: Writer, session: str, mean: int) -> None:
     """Run another turn, whose first answer is saved while it is streamed."""
+    await writer.store.take_turn(session, None, leaf=writer.leaf)
     for _ in range(DRAFT_PIECES):
         text = writer.words(80)
         leaf, turn = writer.leaf, writer.turn

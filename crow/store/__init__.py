@@ -113,7 +113,8 @@ class SessionStore(RowStore, Protocol):
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. If the session is not a fork, also insert a conversation for it.
 
-        :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
+        :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, the id has a NUL or a lone surrogate,
+            or the leaf is not in the conversation.
         :raises ~crow.domain.errors.NoSuchSession: the parent of a subagent does not exist, or was deleted.
         """
 
@@ -231,7 +232,11 @@ class LogStore(Protocol):
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        """Append a piece of the streamed answer to the session's draft. This also renews the lease."""
+        """Append a piece of the streamed answer to the session's draft. This also renews the lease.
+
+        :raises ~crow.domain.errors.LeafMoved: this store does not run the session's turn, or no longer does; nothing
+            was written.
+        """
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         """Move the session to another entry of its conversation, and record the move in `moves`.
@@ -441,8 +446,7 @@ class Store(SessionStore, LogStore, TurnStore, SearchStore, AccessStore, Protoco
         `crow.store.watching.Watcher`, and watching takes almost no time while nothing changes."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the known facts about an endpoint, such as the size of its context window. Facts that another process
-        learned recently may be missing until this store's next write transaction."""
+        """Return the known facts about an endpoint, such as the size of its context window."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Store facts about an endpoint. They replace stored facts of the same name."""

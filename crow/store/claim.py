@@ -135,9 +135,11 @@ def taken_from_inbox(bodies: Iterable[Body]) -> list[str]:
     ]
 
 
-def refuse(why: str, session_id: str, *, leaf: int | None, current: int | None, owner: str) -> NoReturn:
-    """Refuse to write to a session. `why` is a `Refusal`, `leaf` the leaf that the caller expects, `current` the leaf
-    of the session, and `owner` the owner of its turn.
+def refuse(
+    why: str, session_id: str, *, leaf: int | None = None, current: int | None = None, owner: str = ""
+) -> NoReturn:
+    """Refuse to write to a session. `why` is a `Refusal`. If it is "moved", `leaf` is the leaf that the caller expects,
+    and `current` the leaf of the session. If it is "busy", `owner` is the owner of the turn.
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     :raises SessionBusy: another living store runs a turn.

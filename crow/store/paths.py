@@ -25,6 +25,23 @@ see."""
 RESULT_BYTES = 64 * 1024
 """If a tool result does not fit into a tail any more, about this many bytes of it are read."""
 
+PATH_BATCH = 256
+"""At most this many entries are read in one call."""
+
+PATH_BATCH_BYTES = 4 * 1024 * 1024
+"""A call reads no further entry after it has read this many bytes of bodies and blobs."""
+
+FIRST_BATCH = 16
+"""The first batch of a history is small, so that a client soon shows something. Each batch is twice as large as the one
+before, up to `PATH_BATCH`."""
+
+HISTORY_BATCH = 1_024
+"""The ids of a path are read in batches of this many entries."""
+
+MOST_MOVES = 10_000
+PROMPT_CHARACTERS = 200
+"""The maximum length of the text of a prompt in an outline."""
+
 _PIN_CHARS = 20_000
 _UNREAD = (
     "[Entry {last} and everything before it was left out, because this conversation is too long to be read at once. It"

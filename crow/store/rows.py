@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -15,7 +15,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Message, SystemMessage, Usage, UserMessage
 from crow.domain.rendering import tool_message, user_parts
 from crow.domain.tokens import estimate_message
-from crow.store import SessionRow, Token
+from crow.store import SessionRow, Token, UsageTotal
 from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from_json, mend, stand_in
 from crow.store.owner import readable
 
@@ -77,20 +77,28 @@ a task repeats the usage of its subagent."""
 
 _SUMS = {
     "requests": "count(*)",
-    "tokens_in": "coalesce(sum(e.input_tokens), 0)",
-    "tokens_out": "coalesce(sum(e.output_tokens), 0)",
-    "tokens_cached": "coalesce(sum(e.cached_tokens), 0)",
-    "tokens_reasoning": "coalesce(sum(e.reasoning_tokens), 0)",
-    "tokens_cache_written": "coalesce(sum(e.cache_write_tokens), 0)",
+    **{
+        # SQLite refuses a sum of integers that takes more than 64 bits.
+        name: f"coalesce(sum(e.{column} * 1.0), 0)"
+        for name, column in (
+            ("tokens_in", "input_tokens"),
+            ("tokens_out", "output_tokens"),
+            ("tokens_cached", "cached_tokens"),
+            ("tokens_reasoning", "reasoning_tokens"),
+            ("tokens_cache_written", "cache_write_tokens"),
+        )
+    },
     "estimated": "count(nullif(e.estimated, 0))",
     "cost": "sum(e.cost)",
 }
 
-SUM_NAMES = tuple(_SUMS)
-"""Fields of a `UsageTotal` that `SUM_COLUMNS` computes. The last one is the cost, which is NULL if no cost is known."""
+_SUM_NAMES = tuple(_SUMS)
 
 SUM_COLUMNS = ", ".join(f"{expression} AS {name}" for name, expression in _SUMS.items())
-"""Columns with sums over entries `e`."""
+"""Columns with sums over entries `e`, for `usage_totals`. The last one is the cost, or NULL if no cost is known."""
+
+SUM_COUNT = len(_SUMS)
+"""The number of `SUM_COLUMNS`."""
 
 
 def session_of(row: Sequence[Any]) -> SessionRow:
@@ -262,10 +270,31 @@ def _usage_of(row: EntryRow) -> Usage | None:
     return Usage(**counts, is_input_estimated=bool(estimated & 1), is_output_estimated=bool(estimated & 2))
 
 
+def usage_totals(rows: Iterable[Sequence[Any]], keys: Sequence[str]) -> tuple[UsageTotal, ...]:
+    """Return the sums in rows of `SUM_COLUMNS`, which are followed by the fields `keys` of a `UsageTotal`. They are
+    sorted by day, if there are days, and the largest input comes first."""
+    totals: list[UsageTotal] = []
+    for row in rows:
+        *counts, cost = row[:SUM_COUNT]
+        values: dict[str, Any] = {name: storable(int(count)) for name, count in zip(_SUM_NAMES, counts, strict=False)}
+        totals.append(UsageTotal(**values, cost=cost, **dict(zip(keys, row[SUM_COUNT:], strict=True))))
+    return tuple(sorted(totals, key=lambda one: (one.day or "", -one.tokens_in, one.model or "", one.session or "")))
+
+
 def plain(text: str) -> str:
     """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because a column of type text cannot hold
     these in PostgreSQL."""
     return mend(text).replace("\0", "\ufffd")
+
+
+def is_plain(text: str) -> bool:
+    """Return whether `plain` leaves the text unchanged."""
+    return plain(text) == text
+
+
+def plain_or_none(text: str | None) -> str | None:
+    """Return `plain(text)`, or None if there is no text."""
+    return None if text is None else plain(text)
 
 
 def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[str, Any]:
@@ -282,7 +311,7 @@ def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[s
         "call_index": call.index if call else None,
         **{name: getattr(usage, name, None) for name in _TOKEN_COUNTS},
         "estimated": estimated or None,
-        "cost": _storable_cost(new.cost),
+        "cost": storable_cost(new.cost),
         "estimate": new.estimate,
     }
 
@@ -318,7 +347,7 @@ def storable_usage(usage: Usage | None) -> Usage | None:
     return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
 
 
-def _storable_cost(cost: float | None) -> float | None:
+def storable_cost(cost: float | None) -> float | None:
     """Return the cost as a float that both engines store unchanged. NaN becomes None, and negative zero becomes
     zero."""
     return None if cost is None or cost != cost else float(cost) + 0.0
@@ -345,7 +374,7 @@ class SessionCounts:
         numbers["entries"] += 1
         # The result of a task repeats usage that the subagent's entries have already added.
         if not isinstance(new.body, ToolResult):
-            self.cost += _storable_cost(new.cost) or 0.0
+            self.cost += storable_cost(new.cost) or 0.0
             if usage is not None:
                 numbers["tokens_in"] += usage.input_tokens or 0
                 numbers["tokens_out"] += usage.output_tokens or 0

@@ -11,7 +11,7 @@ from crow.store import Hit
 from crow.store.rows import possible_time
 
 SCANNED_KINDS = ("assistant", "tool", "checkpoint", "skill", "reminder", "custom", "command")
-"""The kinds of entries for which `unindexed_text` may return a text."""
+"""The kinds of entries for which `_unindexed_text` may return a text."""
 
 SCAN_ENTRIES = 20_000
 """A scan stops after this many entries."""
@@ -49,6 +49,28 @@ def snippet_of(part: str, *, start: int, length: int) -> str:
     return f"{'…' if start else ''}{' '.join(part.split())}{'…' if start + len(part) < length else ''}"
 
 
+class Scan:
+    """The progress of a scan of a session's path. The entries are added newest first."""
+
+    def __init__(
+        self, session_id: str, patterns: Sequence[re.Pattern[str]], *, limit: int, without: Collection[str]
+    ) -> None:
+        self.hits: list[Hit] = []
+        self._session_id = session_id
+        self._patterns = patterns
+        self._limit = limit
+        self._without = without
+        self._characters = 0
+
+    def add(self, entry: Entry, kind: str) -> bool:
+        """Compare an entry of this kind with the patterns. Return whether the scan must stop at this entry."""
+        text = _unindexed_text(entry, self._without)
+        self._characters += len(text)
+        if all(pattern.search(text) for pattern in self._patterns):
+            self.hits.append(hit_of(entry.id, self._session_id, kind, entry.created_ms, text, self._patterns))
+        return len(self.hits) >= self._limit or self._characters > SCAN_CHARACTERS
+
+
 def searchable_text(body: Body) -> str:
     """Return the text that the full-text index holds. The text is empty for entries other than prompts and answers."""
     match body:
@@ -60,7 +82,7 @@ def searchable_text(body: Body) -> str:
             return ""
 
 
-def unindexed_text(entry: Entry, without: Collection[str]) -> str:
+def _unindexed_text(entry: Entry, without: Collection[str]) -> str:
     """Return the text that a scan compares: the part of an entry that the full-text index does not hold. For calls and
     results of the tools in `without`, this text is empty."""
     match entry.body:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from itertools import chain
+from typing import TypeAlias, TypeVar
 
 from crow.domain.entries import Body, Entry
 from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.store import portable
+from crow.store.admin import ImportDefaults, Imported
 from crow.store.codec import Encoded, encode
-from crow.store.portable import EntryRecord, MoveRecord, Record, SessionRecord
+from crow.store.portable import (
+    Block,
+    ConversationRecord,
+    EntryRecord,
+    ExportFile,
+    MoveRecord,
+    Record,
+    SessionRecord,
+)
 
 WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
 """Fields of a `SessionRecord` that an import does not simply copy into the session's new row. It cleans the title, sets
@@ -22,11 +33,20 @@ the leaf later, and `listed` is not a column."""
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 """Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
 
+PIECE_RECORDS = 200
+"""A piece of an import ends as soon as it has this many records."""
+
+PIECE_CHARACTERS = 1024 * 1024
+"""A piece of an import ends as soon as its entries have this many characters."""
+
 _COPIED = ("turn", "model", "usage", "cost", "estimate")
 """Fields of an entry that have the same value in the file and in the database."""
 
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
 """Records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+
+
+_I = TypeVar("_I", bound="ConversationImport")
 
 
 class SessionTaken(ArgumentError):
@@ -153,29 +173,99 @@ def _bound(ids: array[int], entry: int) -> int:
     return bisect_left(ids, entry) + 1
 
 
-def next_piece(
-    records: Iterator[tuple[Record, Body | None]],
-    named: Callable[[int], int],
-    bound: Callable[[int], int],
-    *,
-    most_records: int,
-    most_characters: int,
-) -> Piece | None:
-    """Return the next piece of a conversation (entries and moves), or None at its end. A piece ends as soon as it has
-    `most_records` records or `most_characters` characters. `named` and `bound` are passed to `portable.renumbered`.
+class ConversationImport(ABC):
+    """Reads one conversation of an export file, for an import. Call `read_head`, then `next_piece` until it returns
+    None."""
 
-    :raises InvalidExport: a record is not valid.
-    :raises ArgumentError: the file was changed after it was checked.
-    """
-    piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
-    characters = 0
-    for record, body in records:
-        if isinstance(record, EntryRecord) and body is not None:
-            stored = encode(portable.renumbered(body, named, bound))
-            characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
-            piece.append((record, stored))
-        elif isinstance(record, MoveRecord):
-            piece.append(record)
-        if len(piece) >= most_records or characters >= most_characters:
-            break
-    return piece or None
+    def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
+        self.block = block
+        self.defaults = defaults
+        self.is_same = False
+        """Whether the same conversation was imported before, according to its hash."""
+        self._file = file
+        self._cleaned: list[str] = []
+        """The ids of the sessions whose titles were changed by the import."""
+        self._records: Iterator[tuple[Record, Body | None]] = iter(())
+        """The records of the conversation that were not read yet."""
+
+    @abstractmethod
+    def entry_id(self, number: int | None) -> int | None:
+        """Return the database id of an entry of the file, or None if the file has no entry with this number."""
+
+    @abstractmethod
+    def bound(self, number: int) -> int:
+        """Return the database id of an entry of the file. If the file has no entry with this number, return the nearest
+        id that keeps the order."""
+
+    def read_head(self) -> tuple[ConversationRecord, Sequence[SessionRecord]]:
+        """Return the records before the first entry and the first move. Every call begins anew."""
+        self._cleaned = []
+        self._records = self._file.records(self.block)
+        conversations: list[ConversationRecord] = []
+        sessions: list[SessionRecord] = []
+        for record, body in self._records:
+            match record:
+                case ConversationRecord():
+                    conversations.append(record)
+                case SessionRecord():
+                    sessions.append(record)
+                case EntryRecord() | MoveRecord():
+                    self._records = chain([(record, body)], self._records)
+                    break
+        return conversations[0], sessions
+
+    def title_of(self, session: SessionRecord) -> str | None:
+        """Return the title for an imported session. It differs from that in the file if that title is too long or has
+        invisible characters. Titles of copied sessions are not changed."""
+        if session.title is None or session.id in self.defaults.extras:
+            return session.title
+        title = portable.clean_title(session.title)
+        if title != session.title:
+            self._cleaned.append(session.id)
+        return title
+
+    def next_piece(self) -> Piece | None:
+        """Return the next entries and moves of the conversation, or None at its end. This method does not use the
+        database.
+
+        :raises InvalidExport: a record is not valid.
+        :raises ArgumentError: the file was changed meanwhile.
+        """
+        piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
+        characters = 0
+        for record, body in self._records:
+            if isinstance(record, EntryRecord) and body is not None:
+                stored = encode(portable.renumbered(body, lambda number: self.entry_id(number) or 0, self.bound))
+                characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
+                piece.append((record, stored))
+            elif isinstance(record, MoveRecord):
+                piece.append(record)
+            if len(piece) >= PIECE_RECORDS or characters >= PIECE_CHARACTERS:
+                break
+        return piece or None
+
+    def outcome(self, *, is_new: bool) -> Imported:
+        """Return the result of the import. `is_new` says whether the conversation was new to the database."""
+        return Imported(
+            sessions=self.block.sessions,
+            entries=self.block.entries,
+            is_new=is_new,
+            cleaned=tuple(self._cleaned),
+            is_same=self.is_same,
+        )
+
+
+def groups_of(importers: Sequence[_I]) -> Iterator[Sequence[_I]]:
+    """Yield the importers in groups. All conversations of a group fit together into one small transaction. A large
+    conversation is alone in its group."""
+    group: list[_I] = []
+    entries = size = 0
+    for importer in importers:
+        block = importer.block
+        if group and (entries + block.entries > PIECE_RECORDS or size + block.bytes > PIECE_CHARACTERS):
+            yield group
+            group, entries, size = [], 0, 0
+        group.append(importer)
+        entries, size = entries + block.entries, size + block.bytes
+    if group:
+        yield group

@@ -350,7 +350,7 @@ async def test_a_client_that_comes_to_a_node_which_lags_behind_gets_nothing_twic
 async def test_a_node_that_lags_by_several_batches_shows_an_unfinished_answer_once(
     tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "_PATH_BATCH", 2)
+    monkeypatch.setattr(paths, "PATH_BATCH", 2)
     hold = anyio.Event()
     last = Say(text=("Three.",), hold=hold)
     says = (Say(text=("One.",), calls=(call("nothing"),)), Say(text=("Two.",), calls=(call("nothing"),)), last)

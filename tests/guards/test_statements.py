@@ -17,7 +17,7 @@ from tests.guards.long import SESSION, grow
 from tests.store.scenes import new_session
 from tests.support.scripted_model import Say, ScriptedModel, call
 
-TURN = {"select": 4, "insert": 6, "update": 4, "delete": 3}
+TURN = {"select": 5, "insert": 6, "update": 4, "delete": 3}
 """SQL statements of a turn without calls, by verb."""
 
 TURN_COMMITS = 4
@@ -124,6 +124,8 @@ async def test_sessions_that_save_at_the_same_moment_share_flushes(tmp_path: Pat
         async with anyio.create_task_group() as tasks:
             for name in names:
                 tasks.start_soon(store.create_session, new_session(name))
+        for name in names:
+            await store.take_turn(name, None, leaf=None)
         watching = await watched(store)
 
         async def save(name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from crow.store import Store
 from crow.store.postgres.store import PostgresStore
-from crow.store.sqlite.database import JournalMode
+from crow.store.sqlite.file import JournalMode
 from crow.store.sqlite.store import SqliteStore
 from tests.support.postgres import new_database
 

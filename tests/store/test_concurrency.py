@@ -197,7 +197,7 @@ async def test_one_of_two_concurrent_claims_wins(stores: AnyStores) -> None:
 async def test_writers_wait_for_the_file_lock_where_sqlite_needs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_bug: bool
 ) -> None:
-    monkeypatch.setattr("crow.store.sqlite.database._HAS_WAL_RESET_BUG", has_bug)
+    monkeypatch.setattr("crow.store.sqlite.file._HAS_WAL_RESET_BUG", has_bug)
     store = await SqliteStore.open(tmp_path / "crow.db", busy_timeout_s=0.05)
     with (tmp_path / "crow.db.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

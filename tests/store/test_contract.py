@@ -651,12 +651,10 @@ async def test_facts_about_an_endpoint_are_merged(store: Store) -> None:
     assert await store.learned("http://x/v1", "other") == {}
 
 
-async def test_what_another_process_learned_is_known_from_the_next_transaction_on(stores: AnyStores) -> None:
+async def test_what_another_process_learned_is_known_at_once(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
-    await store.create_session(new_session())
     assert await store.learned("http://x/v1", "m") == {}
     await other.learn("http://x/v1", "m", {"window": 4000})
-    await store.take_turn("s1", None, leaf=None)
     assert await store.learned("http://x/v1", "m") == {"window": 4000}
 
 

@@ -9,109 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from crow.domain.entries import Attachment, CallRef, Diff, Entry, File, ToolResult
-from crow.domain.messages import Image
+from crow.domain.entries import Attachment, CallRef, Diff, Entry, File, NewEntry, ToolResult
 from crow.store import Store
 from crow.store.codec import encode
-from crow.store.excerpts import excerpt_of_result
+from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 from tests.store.scenes import history as whole_history
-from tests.support.amounts import examples
 
 MOST = 600
-CALL = CallRef(assistant=7, index=1)
-HOSTILE = [
-    '","is_error":',
-    ',"text":"',
-    "\\",
-    '"',
-    "\n",
-    "\\u0000",
-    "\0",
-    "é",
-    "𝄞",
-    "\u2028",
-    "word ",
-    "}",
-    '{"a":',
-    "\\\\n",
-]
-
-
-def excerpt(body: ToolResult, most: int = MOST) -> ToolResult | None:
-    """The excerpt of a body, read from a blob of a database in memory."""
-    text, spilled, blobs = (stored := encode(body, shares_texts=False)).text, stored.spilled, stored.blobs
-    data = text.encode() if text is not None else blobs[spilled or ""]
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute("CREATE TABLE blobs (data BLOB)")
-        connection.execute("INSERT INTO blobs VALUES (?)", (data,))
-        with connection.blobopen("blobs", "data", 1, readonly=True) as blob:
-            return excerpt_of_result(blob, most, blobs.get)
 
 
 def ends(text: str) -> tuple[str, str, str]:
     head, _, rest = text.partition("\n[… about ")
     line, _, tail = rest.partition(" …]\n")
     return head, line, tail
-
-
-def test_an_excerpt_has_the_ends_of_the_text_and_everything_else_of_the_result() -> None:
-    body = replace(
-        result(7, "".join(f"line {number}\n" for number in range(20_000)), index=1),
-        raw_output={"exit_code": 1, "note": "x", "is_error": True},
-        cut=900,
-        images=(Image(data="aGk=", mime_type="image/png"),),
-        attachments=(Attachment(name="a", uri="https://example.org/a"),),
-    )
-    found = excerpt(body)
-    assert found is not None
-    head, line, tail = ends(found.text)
-    assert body.text.startswith(head)
-    assert body.text.endswith(tail)
-    assert MOST * 0.7 < len(head) + len(tail) <= MOST
-    assert line.endswith(" kB more: /show call_7_1")
-    assert replace(found, text="") == replace(body, text="")
-
-
-@settings(max_examples=examples(20), deadline=None)
-@given(st.lists(st.sampled_from(HOSTILE) | st.text(max_size=5), min_size=1, max_size=40), st.data())
-def test_whatever_the_text_contains_its_ends_are_read_exactly(pieces: list[str], data: st.DataObject) -> None:
-    body = replace(
-        result(7, "".join(pieces) * 3_000, index=1), raw_output={data.draw(st.text(max_size=9)): "".join(pieces)}
-    )
-    stored = encode(body).body  # lone surrogates are replaced when it is stored
-    assert isinstance(stored, ToolResult)
-    body = stored
-    found = excerpt(body)
-    if found is None:
-        return  # it is read whole
-    at = body.text.startswith
-    head, _, tail = found.text.rpartition("\n[… about ")[0], "", found.text.rpartition(" …]\n")[2]
-    assert at(head)
-    assert body.text.endswith(tail)
-    assert replace(found, text="") == replace(body, text="")
-
-
-def test_a_result_whose_other_parts_are_long_is_read_whole() -> None:
-    long = "x" * 200_000
-    announcement = replace(result(7).announcement, diffs=(Diff(path="/a", old_text=long, new_text=long),))
-    assert excerpt(replace(result(7), announcement=announcement)) is None
-    assert excerpt(replace(result(7, long), announcement=announcement)) is None
-    assert excerpt(result(7, "short")) is None
-    assert excerpt(result(7, "\\" * 200_000)) is None  # no place where no escape begins
-
-
-def test_the_end_of_an_excerpt_is_as_long_as_its_beginning_whatever_follows_it() -> None:
-    announcement = replace(result(7).announcement, diffs=(Diff(path="/a", old_text="", new_text="x" * 20_000),))
-    found = excerpt(replace(result(7, "text " * 100_000), announcement=announcement), 64 * 1024)
-    assert found is not None
-    head, line, tail = ends(found.text)
-    assert abs(len(head) - len(tail)) < 100
-    assert line == "434 kB more: /show call_7_0"
 
 
 async def shortened(store: Store, asked: list[int]) -> tuple[Entry, ...]:
@@ -145,6 +58,28 @@ async def test_a_history_with_excerpts_differs_only_in_long_results(store: Store
         assert whole_of == stored
     assert await store.result("s1", CallRef(assistant=answer.id, index=9)) is None
     assert await store.result("s1", CallRef(assistant=2**63, index=0)) is None
+
+
+async def test_a_result_that_an_older_version_stored_with_its_text_has_the_same_excerpt(
+    sqlite_store: SqliteStore,
+) -> None:
+    await sqlite_store.create_session(new_session())
+    (answer,) = await add(sqlite_store, "s1", said("a", calls=2))
+    texts = ["line\n" * 20_000, '\\","is_error":"' * 9_000]
+    bodies = [result(answer.id, text, index=index) for index, text in enumerate(texts)]
+
+    def store_whole(sql: sqlite3.Connection) -> None:
+        state = SessionState(sql, "s1", now_ms=0)
+        for body in bodies:
+            state.add(NewEntry(body=body), turn=1, encoded=encode(body, shares_texts=False))
+        state.save()
+
+    await sqlite_store.database.write(store_whole)
+    _, *old = await shortened(sqlite_store, [])
+    await add(sqlite_store, "s1", *bodies)
+    new = (await shortened(sqlite_store, []))[3:]
+    assert [entry.body for entry in old] == [entry.body for entry in new]
+    assert [entry.body for entry in (await whole_history(sqlite_store, "s1"))[1:3]] == bodies
 
 
 async def test_only_the_text_of_a_result_is_shortened_where_the_same_bytes_are_stored_again(store: Store) -> None:

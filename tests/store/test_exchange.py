@@ -692,7 +692,7 @@ async def test_search_tells_an_imported_session_from_the_fork_with_its_old_entri
 async def test_others_can_write_during_an_import_and_see_it_only_when_it_is_complete(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
+    monkeypatch.setattr("crow.store.transfer.PIECE_RECORDS", 2)
     await told(sqlite_store)
     data = await exported(sqlite_store)
     await anyio.Path(tmp_path / "x.jsonl").write_bytes(data)
@@ -733,7 +733,7 @@ async def test_others_can_write_during_an_import_and_see_it_only_when_it_is_comp
 async def test_a_cancelled_import_leaves_nothing_and_can_be_repeated(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
+    monkeypatch.setattr("crow.store.transfer.PIECE_RECORDS", 2)
     await told(sqlite_store)
     data = await exported(sqlite_store)
     file = tmp_path / "x.jsonl"
@@ -756,7 +756,7 @@ async def test_a_cancelled_import_leaves_nothing_and_can_be_repeated(
 async def test_the_import_of_a_dead_process_is_removed_by_the_next_one(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crow.store.sqlite.transfer._PIECE_RECORDS", 2)
+    monkeypatch.setattr("crow.store.transfer.PIECE_RECORDS", 2)
     await told(sqlite_store)
     data = await exported(sqlite_store)
     await anyio.Path(tmp_path / "x.jsonl").write_bytes(data)

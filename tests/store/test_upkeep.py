@@ -20,7 +20,7 @@ from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges, UsageTotal
 from crow.store.admin import UnusedSession
 from crow.store.owner import Owner
-from crow.store.sqlite import database
+from crow.store.sqlite import file
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
@@ -108,9 +108,14 @@ async def make_move(store: SqliteStore) -> None:
     await store.move_leaf("s1", leaf=last.id, to=None, reason="clear")
 
 
+async def make_draft(store: SqliteStore) -> None:
+    start = await store.take_turn("s1", None, leaf=None)
+    await store.save_draft("s1", after_leaf=None, turn=start.turn, message_id="m", text="x", thought="")
+
+
 KEPT: dict[str, Callable[[SqliteStore], Awaitable[object]]] = {
     "a queued prompt": lambda store: store.enqueue("s1", (), "u1"),
-    "a draft": lambda store: store.save_draft("s1", after_leaf=None, turn=1, message_id="m", text="x", thought=""),
+    "a draft": make_draft,
     "a claimed turn": lambda store: store.take_turn("s1", None, leaf=None),
     "a title": lambda store: store.update_session("s1", SessionChanges(title="T")),
     "an alias": lambda store: store.update_session("s1", SessionChanges(alias="work")),
@@ -411,7 +416,7 @@ async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
     sqlite_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages, limit = 500, 256 * 1024
-    monkeypatch.setattr(database, "_CHECKPOINT_BYTES", limit)
+    monkeypatch.setattr(file, "_CHECKPOINT_BYTES", limit)
     await sqlite_store.create_session(new_session())
     await sqlite_store.create_session(new_session("kept"))
     texts = [f"{number}".ljust(50_000, "x") for number in range(200)]

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 import crow.store.sqlite.compression
-import crow.store.sqlite.transfer
+import crow.store.transfer
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
 from crow.domain.errors import NoSuchSession
@@ -473,7 +473,7 @@ async def _make_database(name: str, _: Tell, *, is_over: bool = False) -> None:
 def main(directory: str, *steps: str) -> None:
     """Entry point of the process that `killed` starts."""
     report = Report()
-    crow.store.sqlite.transfer._PIECE_RECORDS = 2
+    crow.store.transfer.PIECE_RECORDS = 2
     crow.store.sqlite.compression._BATCH_BYTES = 10_000
     gc.freeze()  # keeps the children from copying the pages of all imported modules
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (

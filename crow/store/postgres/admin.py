@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
+from crow.domain.entries import Entry
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
-from crow.store import GROUPS, Group, Scope, SessionRow, UsageTotal
+from crow.store import GROUPS, Group, Scope, UsageTotal
 from crow.store.admin import (
-    Admin,
     Backup,
     ConversationState,
     Damage,
     DiskUse,
     ImportDefaults,
     Imported,
-    ListedSession,
     SessionFilter,
     SessionMatch,
     UnusedSession,
     best_matches,
 )
-from crow.store.codec import from_json, tags_of
 from crow.store.owner import readable
-from crow.store.portable import FORMAT, ExportFile, Header
+from crow.store.portable import ExportFile
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot, transaction
+from crow.store.postgres.sessions import hide_sessions
 from crow.store.postgres.store import PostgresStore
 from crow.store.postgres.transfer import (
     Importer,
@@ -42,9 +39,19 @@ from crow.store.postgres.transfer import (
     family,
     next_entries,
 )
-from crow.store.rows import IS_REQUEST, SESSION_COLUMNS, SUM_COLUMNS, SUM_NAMES, plain, session_of
+from crow.store.rows import (
+    IS_REQUEST,
+    SESSION_COLUMNS,
+    SUM_COLUMNS,
+    SUM_COUNT,
+    plain,
+    plain_or_none,
+    session_of,
+    usage_totals,
+)
 from crow.store.search import LAST_MS
-from crow.store.transfer import Lines, SessionTaken, by_conversation
+from crow.store.shared_admin import Listing, SharedAdmin, counted_tags, subagents_by_root, taken_by
+from crow.store.transfer import ExportSelection, SessionTaken, by_conversation
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -121,16 +128,13 @@ _USED = """
 """
 """Selects all sessions that were ever used. The others are empty."""
 
-_Rows: TypeAlias = list[tuple[SessionRow, int]]
-"""Sessions, each with the time of its last use."""
 
-
-class PostgresAdmin(UsesDatabase, Admin):
+class PostgresAdmin(UsesDatabase, SharedAdmin):
     """Administers the sessions of an open store."""
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__(store.database, store.owner)
-        self._store = store
+        self.store = store
 
     @snapshot
     async def matches(self, sql: Sql, name: str) -> tuple[SessionMatch, ...]:
@@ -144,44 +148,26 @@ class PostgresAdmin(UsesDatabase, Admin):
 
     @snapshot
     async def written_after(self, sql: Sql, entry: int) -> dict[str, int]:
-        query = "SELECT id, newest_entry FROM crow.sessions WHERE newest_entry > $1 AND deleted_ms IS NULL ORDER BY 2"
+        query = (
+            "SELECT id, newest_entry FROM crow.sessions WHERE newest_entry > $1 AND deleted_ms IS NULL ORDER BY 2, 1"
+        )
         return {row[0]: row[1] for row in await sql.fetch(query, entry)}
 
-    async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
-        rows, subagents = await self._listed(chosen, limit)
-        every = [*rows, *(one for several in subagents.values() for one in several)]
-        ids = [row.id for row, _ in every]
-        counts, compacted = await self._store.count_messages(ids), await self._store.compacted(ids)
-
-        def listed(row: SessionRow, used_ms: int) -> ListedSession:
-            below = tuple(listed(*one) for one in subagents.get(row.id, ()))
-            return ListedSession(
-                row=row,
-                used_ms=used_ms,
-                messages=counts[row.id],
-                is_compacted=row.id in compacted,
-                subagents=below,
-            )
-
-        return tuple(listed(*one) for one in rows)
-
     @snapshot
-    async def _listed(self, sql: Sql, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
-        """Return the sessions. Also return a mapping from each session's id to its subagents at any depth."""
+    async def listing(self, sql: Sql, chosen: SessionFilter, limit: int | None) -> Listing:
         values = await sql.fetch(
             _LISTED,
             chosen.archived,
-            None if chosen.model is None else plain(chosen.model),
+            plain_or_none(chosen.model),
             None if chosen.directories is None else [plain(directory) for directory in chosen.directories],
             -LAST_MS if chosen.since_ms is None else chosen.since_ms,
             LAST_MS if chosen.before_ms is None else chosen.before_ms,
         )
         found = ((session_of(tuple(row)), used_ms) for *row, used_ms in values)
-        rows = list(islice((one for one in found if chosen.takes(one[0])), limit))
-        subagents: dict[str, _Rows] = {}
-        for *row, used_ms, root in await sql.fetch(_SUBAGENTS, [row.id for row, _ in rows]):
-            subagents.setdefault(root, []).append((session_of(tuple(row)), used_ms))
-        return rows, subagents
+        rows = taken_by(chosen, found, limit)
+        below = await sql.fetch(_SUBAGENTS, [row.id for row, _ in rows])
+        subagents = ((session_of(tuple(row)), used_ms, root) for *row, used_ms, root in below)
+        return Listing(rows=rows, subagents=subagents_by_root(subagents))
 
     @snapshot
     async def totals(self, sql: Sql, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
@@ -192,29 +178,22 @@ class PostgresAdmin(UsesDatabase, Admin):
         columns = [_GROUP_COLUMNS[name] for name in names]
         rows = await sql.fetch(
             _TOTALS.format(columns=", ".join(columns) or "NULL", groups=", ".join(columns) or "()"),
-            None if scope.cwd is None else plain(scope.cwd),
-            None if scope.model is None else plain(scope.model),
+            plain_or_none(scope.cwd),
+            plain_or_none(scope.model),
             -LAST_MS if scope.since_ms is None else scope.since_ms,
             LAST_MS if scope.before_ms is None else scope.before_ms,
         )
-        size = len(SUM_NAMES)
         sums: dict[tuple[Any, ...], list[Any]] = {}
         for row in rows:
-            group = list(row[size : size + len(names)])
+            group = list(row[SUM_COUNT : SUM_COUNT + len(names)])
             if "day" in names:
                 moment = datetime.fromtimestamp(group[-1] * _QUARTER_MS / 1000)  # noqa: DTZ006  days are local
                 group[-1] = f"{moment:%Y-%m-%d}"
-            known = sums.setdefault(tuple(group), [0] * (size - 1) + [None])
-            for number, value in enumerate(row[:size]):
+            known = sums.setdefault(tuple(group), [None] * SUM_COUNT)
+            for number, value in enumerate(row[:SUM_COUNT]):
                 if value is not None:
-                    known[number] = (known[number] or 0) + (value if number == size - 1 else int(value))
-        if not keys and not sums:
-            sums[()] = [0] * (size - 1) + [None]
-        totals = [
-            UsageTotal(**dict(zip((*SUM_NAMES, *names), (*total, *group), strict=True)))
-            for group, total in sums.items()
-        ]
-        return tuple(sorted(totals, key=lambda one: (one.day or "", -one.tokens_in)))
+                    known[number] = (known[number] or 0) + value
+        return usage_totals(((*total, *group) for group, total in sums.items()), names)
 
     @snapshot
     async def disk_use(self, sql: Sql) -> tuple[DiskUse, ...]:
@@ -245,7 +224,7 @@ class PostgresAdmin(UsesDatabase, Admin):
     @snapshot
     async def count_tags(self, sql: Sql) -> Mapping[str, int]:
         rows = await sql.fetch("SELECT metadata FROM crow.sessions WHERE deleted_ms IS NULL AND metadata <> '{}'")
-        return dict(sorted(Counter(tag for (metadata,) in rows for tag in tags_of(from_json(metadata, {}))).items()))
+        return counted_tags(rows)
 
     @snapshot
     async def directories(self, sql: Sql) -> tuple[str, ...]:
@@ -256,23 +235,14 @@ class PostgresAdmin(UsesDatabase, Admin):
     async def unused_since(self, sql: Sql, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
         return await _unused_since(sql, before_ms, cwd)
 
-    async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        old = await self._hide_unused(before_ms, cwd)
-        await self._store.tidy()
-        return old
-
     @transaction
-    async def _hide_unused(self, sql: Sql, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
+    async def hide_unused(self, sql: Sql, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
         old = await _unused_since(sql, before_ms, cwd)
-        await _hide(sql, [session.id for session in old])
+        await hide_sessions(sql, [session.id for session in old])
         return old
 
-    async def remove(self, ids: Sequence[str]) -> None:
-        await self._remove(ids)
-        await self._store.tidy()
-
     @transaction
-    async def _remove(self, sql: Sql, ids: Sequence[str]) -> None:
+    async def hide(self, sql: Sql, ids: Sequence[str]) -> None:
         rows = await sql.fetch(
             "SELECT id, owner, state FROM crow.sessions WHERE id = ANY ($1::text[]) AND deleted_ms IS NULL"
             " ORDER BY number FOR UPDATE",
@@ -281,35 +251,21 @@ class PostgresAdmin(UsesDatabase, Admin):
         for session_id, owner, state in rows:
             if state == "running" and await sql.fetchval("SELECT crow.is_alive($1)", owner):
                 raise SessionBusy(session_id, readable(owner))
-        await _hide(sql, [row[0] for row in rows])
+        await hide_sessions(sql, [row[0] for row in rows])
 
-    async def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        lines = Lines()
-        chosen = await self._family(ids)
-        ids = [session_id for sessions in chosen.values() for session_id in sessions]
-        for session_id in ids:
-            await self._store.open_session(session_id)  # closes a turn that a dead process left open
-        yield lines.records(Header(format=FORMAT))
-        for conversation, sessions in chosen.items():
-            async for line in self._lines(lines, conversation, sessions, frozenset(ids)):
-                yield line
-        yield lines.end()
+    @snapshot
+    async def family(self, sql: Sql, ids: Sequence[str] | None) -> Mapping[int, tuple[str, ...]]:
+        return await family(sql, ids)
 
-    def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
-        return self._lines(Lines(), conversation, ids, known)
+    @snapshot
+    async def selection(
+        self, sql: Sql, conversation: int, sessions: Sequence[str], known: frozenset[str]
+    ) -> ExportSelection:
+        return await choose(sql, conversation, sessions, known)
 
-    async def _lines(
-        self, lines: Lines, conversation: int, sessions: Sequence[str], known: frozenset[str]
-    ) -> AsyncIterator[bytes]:
-        part = await self._read(partial(choose, conversation=conversation, sessions=sessions, known=known))
-        yield lines.records(*part.head)
-        done = 0
-        while done < len(part.ids):
-            entries, taken = await self._read(partial(next_entries, chosen=part, start=done, most=_EXPORT_BATCH))
-            done += taken
-            for line in lines.entries(part, entries):
-                yield line
-        yield lines.records(*part.moves)
+    @snapshot
+    async def next_entries(self, sql: Sql, selected: ExportSelection, start: int) -> tuple[Sequence[Entry], int]:
+        return await next_entries(sql, selected, start, _EXPORT_BATCH)
 
     @snapshot
     async def conversations(self, sql: Sql) -> Mapping[int, tuple[str, ...]]:
@@ -320,7 +276,7 @@ class PostgresAdmin(UsesDatabase, Admin):
         return await conversation_state(sql, ids)
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
-        await self._store.tidy()  # frees the ids of deleted sessions
+        await self.store.tidy()  # frees the ids of deleted sessions
         file = await anyio.to_thread.run_sync(lambda: ExportFile(path, relatives=defaults.relatives))
         try:
             importers = [Importer(file, block, defaults) for block in await anyio.to_thread.run_sync(file.check)]
@@ -338,16 +294,7 @@ class PostgresAdmin(UsesDatabase, Admin):
             raise
         finally:
             await anyio.to_thread.run_sync(file.close)
-        return tuple(
-            Imported(
-                sessions=importer.sessions,
-                entries=importer.entries,
-                is_new=importer in new,
-                cleaned=tuple(importer.cleaned),
-                is_same=importer.is_same,
-            )
-            for importer in importers
-        )
+        return tuple(importer.outcome(is_new=importer in new) for importer in importers)
 
     async def damage(self) -> Damage:
         return Damage()
@@ -361,14 +308,6 @@ class PostgresAdmin(UsesDatabase, Admin):
             f" --file {path} URL"
         )
 
-    @snapshot
-    async def _family(self, sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-        return await family(sql, ids)
-
-    @snapshot
-    async def _read(self, sql: Sql, work: Callable[[Sql], Awaitable[_T]]) -> _T:
-        return await work(sql)
-
     @transaction
     async def _write(self, sql: Sql, work: Callable[[Sql], Awaitable[_T]]) -> _T:
         return await work(sql)
@@ -379,7 +318,7 @@ class PostgresAdmin(UsesDatabase, Admin):
                 return await self._write(partial(importer.begin, here=self.owner))
             except SessionTaken:
                 await anyio.sleep(wait_s)
-                await self._store.tidy()
+                await self.store.tidy()
         return await self._write(partial(importer.begin, here=self.owner))
 
     @transaction
@@ -395,17 +334,5 @@ class PostgresAdmin(UsesDatabase, Admin):
 
 
 async def _unused_since(sql: Sql, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
-    rows = await sql.fetch(_UNUSED, before_ms, None if cwd is None else plain(cwd))
+    rows = await sql.fetch(_UNUSED, before_ms, plain_or_none(cwd))
     return tuple(UnusedSession(**dict(row)) for row in rows)
-
-
-async def _hide(sql: Sql, ids: Sequence[str]) -> None:
-    """Hide sessions and their subagents."""
-    await sql.execute(
-        "WITH RECURSIVE family (id) AS ("
-        " SELECT id FROM crow.sessions WHERE id = ANY ($1::text[])"
-        " UNION SELECT s.id FROM crow.sessions s JOIN family ON s.parent_id = family.id)"
-        " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
-        " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
-        ids,
-    )

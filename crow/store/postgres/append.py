@@ -10,12 +10,12 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
-from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy
 from crow.domain.messages import Part, Usage
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.claim import (
@@ -38,8 +38,10 @@ from crow.store.postgres.paths import PathMethods, load_tail, session_row, sessi
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
-from crow.store.rows import SessionCounts, entry_values, plain, sized, storable, storable_usage
+from crow.store.rows import SessionCounts, entry_values, is_plain, plain, sized, storable, storable_cost, storable_usage
 from crow.store.search import searchable_text
+from crow.store.session_rules import is_entry_id, not_in_session
+from crow.store.shared_store import SharedStore
 
 logger = logging.getLogger(__name__)
 
@@ -92,9 +94,9 @@ class _Chain:
                 parent=parents[index],
                 turn=self.turns[index],
                 body=self.bodies[index],
-                model=self.entries[index].model,
+                model=plain(self.entries[index].model),
                 usage=self.usages[index],
-                cost=self.entries[index].cost,
+                cost=storable_cost(self.entries[index].cost),
                 estimate=self.entries[index].estimate,
                 created_ms=now_ms,
             )
@@ -125,34 +127,19 @@ def _chain(entries: Sequence[tuple[NewEntry, int]]) -> _Chain:
     )
 
 
-class TurnMethods(PathMethods):
+class TurnMethods(PathMethods, SharedStore):
     """Methods of the store that run turns."""
 
     def __init__(self, database: Database, owner: str) -> None:
-        super().__init__(database, owner)
-        self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session after this store has stored entries of it or has deleted it."""
+        PathMethods.__init__(self, database, owner)
+        SharedStore.__init__(self)
         self._epochs: dict[str, int] = {}
         """Maps each session whose turn this store runs to the epoch of the claim."""
-        self._unstored_ends: dict[str, tuple[int | None, _Chain]] = {}
-        """Maps each session whose turn was disowned to the turn's leaf, and to the entries that could not be stored."""
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await self._tail_without_repair(session_id)
-        if tail is None:
-            try:
-                await self._repair(session_id)
-                self.on_stored(session_id)
-                self._unstored_ends.pop(session_id, None)
-                tail = await self._tail_without_repair(session_id)
-            except StoreUnavailable as error:  # for example a full disk: the session can still be read
-                logger.warning("Session %s was opened without repair: %s", session_id, error)
-        return tail or await self.tail(session_id)
 
     @snapshot
-    async def _tail_without_repair(self, sql: Sql, session_id: str) -> Tail | None:
+    async def tail_without_repair(self, sql: Sql, session_id: str) -> Tail | None:
         state = await self._state(sql, session_id)
-        if session_id in self._unstored_ends or state.needs_repair:
+        if session_id in self.unstored_ends or state.needs_repair:
             return None
         known = self._epochs.get(session_id, state.epoch)
         # A later epoch is that of a turn which this store has claimed since the state was read.
@@ -169,7 +156,7 @@ class TurnMethods(PathMethods):
         return preview(await _closing(sql, state), row, now_ms=state.now_ms)
 
     @transaction
-    async def _repair(self, sql: Sql, session_id: str) -> None:
+    async def repair(self, sql: Sql, session_id: str) -> None:
         await self._store_end(sql, session_id)
         state = await self._state(sql, session_id, lock=True)
         if state.needs_repair:
@@ -233,7 +220,7 @@ class TurnMethods(PathMethods):
         command_id: str = "",
     ) -> TurnStart:
         start, epoch = await self._claim(session_id, message_id, leaf, parts, cut, name, command_id)
-        self._unstored_ends.pop(session_id, None)
+        self.unstored_ends.pop(session_id, None)
         self._epochs[session_id] = epoch
         self.on_stored(session_id)
         return start
@@ -292,7 +279,7 @@ class TurnMethods(PathMethods):
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
         new = _chain([(sized(entry), turn) for entry in entries])
-        if plain(session_id) != session_id:
+        if not is_plain(session_id):
             raise NoSuchSession(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
         if changes is None and not any(named_prompt_in(body) for body in new.bodies):
@@ -331,12 +318,12 @@ class TurnMethods(PathMethods):
         )
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        self._unstored_ends[session_id] = leaf, _chain([(sized(entry), turn) for entry in end])
+        self.unstored_ends[session_id] = leaf, _chain([(sized(entry), turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
         """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
         counts as dead."""
-        unstored = self._unstored_ends.get(session_id)
+        unstored = self.unstored_ends.get(session_id)
         if unstored is None:
             return
         leaf, end = unstored
@@ -377,22 +364,21 @@ class TurnMethods(PathMethods):
         )
         if added is None:
             await session_values(sql, session_id, "1")
-            raise LeafMoved(f"Another process took over session {session_id}. Load it again, then retry.")
+            refuse("fenced", session_id)
 
     @transaction
     async def move_leaf(self, sql: Sql, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         state = await _SessionState.read(sql, session_id, self.owner, lock=True)
         if state.is_running and state.owner != self.owner:
-            why = "busy" if state.is_owner_alive else "interrupted"
-            refuse(why, session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+            refuse("busy" if state.is_owner_alive else "interrupted", session_id, owner=state.owner)
         if state.is_running and state.epoch != self._epochs.get(session_id, state.epoch):
-            refuse("fenced", session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+            refuse("fenced", session_id)
         if state.leaf != leaf:
-            refuse("moved", session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+            refuse("moved", session_id, leaf=leaf, current=state.leaf)
         if to is not None:
-            found = await sql.fetchval("SELECT conversation FROM crow.entries WHERE id = $1", to)
-            if found != state.conversation:
-                raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
+            query = "SELECT 1 FROM crow.entries WHERE id = $1 AND conversation = $2"
+            if not (is_entry_id(to) and await sql.fetchval(query, to, state.conversation)):
+                raise not_in_session(to, session_id)
         await sql.execute(
             "INSERT INTO crow.moves (session, from_leaf, to_leaf, reason, created_ms) VALUES ($1, $2, $3, $4, $5)",
             session_id,

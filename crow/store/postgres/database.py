@@ -93,7 +93,8 @@ class Database:
         self._is_closed = False
         self._was_reached = False
         """Whether a connection was ever made. Only then is it worth waiting for the server."""
-        self._is_read_only = False
+        self.is_read_only = False
+        """Whether the database was opened only for reading."""
         self.timeout_s = _STATEMENT_TIMEOUT_S
         """The time limit of each statement."""
         self._time_limits: set[asyncio.Timeout] = set()
@@ -137,7 +138,7 @@ class Database:
             with database.failures():
                 await pool
                 if to_read:
-                    database._is_read_only = True
+                    database.is_read_only = True
                     async with database.transaction(is_read=True) as sql:
                         await check_readable(sql, name)
                 else:
@@ -282,7 +283,7 @@ class Database:
                 return connection
 
     async def _check_lock(self) -> None:
-        if self._is_read_only:
+        if self.is_read_only:
             raise StoreUnavailable(f"The {self.name} was opened only for reading.")
         if not self.presence.is_locked:
             if self._is_closed:

@@ -18,9 +18,14 @@ import anyio
 from crow.domain.entries import CallRef, Entry, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
-from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import BlobEnds, excerpt_of_result, excerpt_of_text, text_blob_of
+from crow.store.excerpts import bytes_per_end, excerpt_of_ends, longest_whole, text_blob_of
 from crow.store.paths import (
+    FIRST_BATCH,
+    HISTORY_BATCH,
+    MOST_MOVES,
+    PATH_BATCH,
+    PATH_BATCH_BYTES,
+    PROMPT_CHARACTERS,
     RESULT_BYTES,
     TailPath,
     compacted_in,
@@ -30,7 +35,8 @@ from crow.store.paths import (
     with_excerpt,
 )
 from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot
-from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
+from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, is_plain, session_of
+from crow.store.session_rules import LARGEST_ID, is_entry_id
 from crow.store.watching import News, Piece, SessionRead, follow
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -50,24 +56,12 @@ _ENTRY_COLUMNS = columns_of(_StoredRow, body=_BODY, has_blobs=_HAS_BLOBS)
 
 _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
-_LARGEST_ID = 2**63 - 1
 _MOST_STEPS = 2**31 - 1
 """The largest number of steps for `_PATH`, which counts them as an `integer`. No path is that long."""
 
-_ENDS_BYTES = 4 * 1024
-"""At each end of a long blob, this many bytes more are read than the excerpt has."""
-
-_PATH_BATCH = 256
-_PATH_BATCH_BYTES = 4 * 1024 * 1024
-_FIRST_BATCH = 16
-"""The first batch of a history is small, so that a client soon shows something. Each batch is twice as large as the one
-before, up to `_PATH_BATCH`."""
-
-_HISTORY_BATCH = 1_024
-"""The ids of a path are read in batches of this many entries. With `_RUN`, only the first batch has this size."""
-
 _LONGEST_RUN = 16_384
-"""Each further batch of `_RUN` is four times as large as the one before, up to this number of entries."""
+"""The first batch of `_RUN` has `HISTORY_BATCH` entries. Each further batch is four times as large as the one before,
+up to this number of entries."""
 
 _AHEAD = 2
 """This many batches of excerpts are read while the caller works on another one."""
@@ -78,8 +72,6 @@ _PIECE = 16
 _MOST_LEFT = 8
 """If less than one in this many entries of a session is on the path, the path is read from parent to parent."""
 
-_MOST_MOVES = 10_000
-
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, steps) AS (
         SELECT id, parent, kind, 1 FROM crow.entries WHERE id = $1
@@ -88,6 +80,16 @@ _PATH = """
     )
     SELECT id, parent FROM path
 """
+
+_PATHS = """
+    WITH RECURSIVE path (session, id, parent, kind) AS (
+        SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf
+        WHERE s.id = ANY ($1::text[])
+        UNION ALL
+        SELECT path.session, e.id, e.parent, e.kind FROM path JOIN crow.entries e ON e.id = path.parent
+    )
+"""
+"""Begins a query that reads the paths of several sessions at once."""
 
 _RUN = """
     SELECT coalesce(string_agg(int8send(id) || int8send(coalesce(parent, 0)), ''), '') FROM (
@@ -122,7 +124,7 @@ _LEFT_BEHIND = """
             CASE WHEN w.b IS NULL OR w.a > w.b THEN e.parent ELSE w.a END,
             CASE WHEN w.b IS NULL OR w.a > w.b THEN w.b ELSE e.parent END,
             CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a END
-        FROM walk w JOIN crow.entries e ON e.id = CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a ELSE w.b END
+        FROM walk w LEFT JOIN crow.entries e ON e.id = CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a ELSE w.b END
         WHERE w.a IS NOT NULL AND w.a IS DISTINCT FROM w.b
     )
     SELECT dropped FROM walk WHERE dropped IS NOT NULL
@@ -164,7 +166,7 @@ class PathMethods(UsesDatabase):
         path = await self._whole_path(session_id)
         most_bytes = None if result_bytes is None else result_bytes(len(path))
         reading = deque[asyncio.Task[Sequence[Entry]]]()
-        begun, size = 0, _FIRST_BATCH
+        begun, size = 0, FIRST_BATCH
 
         def begin(most: int) -> None:
             """Let the server read the next batches while the caller works on the last one. That takes several
@@ -172,7 +174,7 @@ class PathMethods(UsesDatabase):
             nonlocal begun, size
             while begun < len(path) and len(reading) < most:
                 reading.append(asyncio.create_task(self._batch(list(path[begun : begun + size]), most_bytes)))
-                begun, size = begun + size, min(2 * size, _PATH_BATCH)
+                begun, size = begun + size, min(2 * size, PATH_BATCH)
 
         begin(1)
         try:
@@ -196,12 +198,12 @@ class PathMethods(UsesDatabase):
         """Return the ids on the session's path, oldest first."""
         leaf = (await session_row(sql, session_id)).leaf
         found = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
-        size, is_dense = _HISTORY_BATCH, True
+        size, is_dense = HISTORY_BATCH, True
         while leaf is not None:
             if is_dense:
                 ids, leaf, is_dense = await _run_batch(sql, leaf, size)
             else:
-                ids, leaf = await _path_batch(sql, leaf, _HISTORY_BATCH)
+                ids, leaf = await _path_batch(sql, leaf, HISTORY_BATCH)
             found.extend(ids)
             size = min(4 * size, _LONGEST_RUN)
         found.reverse()
@@ -215,7 +217,7 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        if not 0 < entry_id <= _LARGEST_ID:
+        if not is_entry_id(entry_id):
             return None
         if session_id is not None and not await is_on_path(sql, (await session_row(sql, session_id)).leaf, entry_id):
             return None
@@ -224,7 +226,7 @@ class PathMethods(UsesDatabase):
     @snapshot
     async def result(self, sql: Sql, session_id: str, call: CallRef) -> Entry | None:
         conversation = (await session_row(sql, session_id)).conversation
-        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+        if not (is_entry_id(call.assistant) and 0 <= call.index <= LARGEST_ID):
             return None
         query = (
             "SELECT id FROM crow.entries WHERE kind = 'tool' AND call_entry = $1 AND call_index = $2"
@@ -234,7 +236,7 @@ class PathMethods(UsesDatabase):
         return None if found is None else next(iter(await select_entries(sql, [found])), None)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        if not _is_storable(session_id):  # a statement with this id would fail, and end the connection with the lock
+        if not is_plain(session_id):  # a statement with this id would fail, and end the connection with the lock
             raise NoSuchSession(session_id)
         with self.database.presence.watching(session_id) as changed:
 
@@ -255,7 +257,7 @@ class PathMethods(UsesDatabase):
             query = (
                 "SELECT id FROM crow.entries WHERE conversation = $1 AND session = $2 AND id > $3 ORDER BY id LIMIT $4"
             )
-            found = await sql.fetch(query, row.conversation, session_id, after, _PATH_BATCH)
+            found = await sql.fetch(query, row.conversation, session_id, after, PATH_BATCH)
             ids = [entry_id for (entry_id,) in found]
         entries = await first_entries(sql, ids) if ids else ()
         pieces: Sequence[Any] = ()
@@ -271,7 +273,7 @@ class PathMethods(UsesDatabase):
         return SessionRead(
             row=row,
             entries=entries,
-            has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
+            has_more=len(entries) < len(ids) or len(ids) == PATH_BATCH,
             pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
             has_draft=bool(pieces),
             is_elsewhere=is_elsewhere,
@@ -281,38 +283,24 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def count_messages(self, sql: Sql, session_ids: Sequence[str]) -> dict[str, int]:
-        rows = await sql.fetch(
-            "WITH RECURSIVE path (session, id, parent, kind) AS ("
-            " SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf"
-            " WHERE s.id = ANY ($1::text[])"
-            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path"
-            " JOIN crow.entries e ON e.id = path.parent)"
-            " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
-            [name for name in session_ids if _is_storable(name)],
-        )
+        query = f"{_PATHS} SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session"
+        rows = await sql.fetch(query, list(filter(is_plain, session_ids)))
         return {**dict.fromkeys(session_ids, 0), **dict(rows)}
 
     @snapshot
     async def compacted(self, sql: Sql, session_ids: Sequence[str]) -> frozenset[str]:
-        rows = await sql.fetch(
-            "WITH RECURSIVE path (session, id, parent, kind) AS ("
-            " SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf"
-            " WHERE s.id = ANY ($1::text[])"
-            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path"
-            " JOIN crow.entries e ON e.id = path.parent)"
-            " SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')",
-            [name for name in session_ids if _is_storable(name)],
-        )
+        query = f"{_PATHS} SELECT session, id, kind FROM path WHERE kind IN ('checkpoint', 'mask', 'restore')"
+        rows = await sql.fetch(query, list(filter(is_plain, session_ids)))
         return compacted_in(rows, await select_entries(sql, [row[1] for row in rows if row[2] == "restore"]))
 
     @snapshot
     async def moves(self, sql: Sql, session_id: str) -> tuple[Move, ...]:
-        if not _is_storable(session_id):
+        if not is_plain(session_id):
             return ()
         query = (
             "SELECT from_leaf, to_leaf, reason, created_ms FROM crow.moves WHERE session = $1 ORDER BY id DESC LIMIT $2"
         )
-        return tuple(Move(**dict(row)) for row in await sql.fetch(query, session_id, _MOST_MOVES))
+        return tuple(Move(**dict(row)) for row in await sql.fetch(query, session_id, MOST_MOVES))
 
     @snapshot
     async def entries_beyond(
@@ -384,7 +372,7 @@ async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
     query = f"SELECT {columns} FROM crow.sessions WHERE id = $1 AND deleted_ms IS NULL{' FOR UPDATE' if lock else ''}"
-    row = await sql.fetchrow(query, session_id) if _is_storable(session_id) else None
+    row = await sql.fetchrow(query, session_id) if is_plain(session_id) else None
     if row is None:
         raise NoSuchSession(session_id)
     return tuple(row)
@@ -396,7 +384,7 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
     path = TailPath()
     start = row.leaf
     while start is not None:
-        ids, start = await _path_batch(sql, start, _PATH_BATCH)
+        ids, start = await _path_batch(sql, start, PATH_BATCH)
         if not await _add_to_tail(sql, path, ids):
             break
     if path.cut is not None:
@@ -421,7 +409,7 @@ async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
         for entry_id in ids[done:]:
             chosen.append(entry_id)
             total += sizes.get(entry_id, 0)
-            if total > min(_PATH_BATCH_BYTES, path.room):
+            if total > min(PATH_BATCH_BYTES, path.room):
                 break
         done += len(chosen)
         for entry in await select_entries(sql, chosen, newest_first=True):
@@ -528,78 +516,46 @@ async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = F
 async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tuple[Entry, ...]:
     """Return the entries with these ids, oldest first. The texts of tool results have at most about `most_bytes` bytes.
     Of longer texts, only the ends are read."""
-    is_long = f"e.kind = 'tool' AND b.size > {most_bytes + 2 * _ENDS_BYTES}"
-    columns = columns_of(_StoredRow, body=f"CASE WHEN {is_long} THEN NULL ELSE {_BODY} END", has_blobs=_HAS_BLOBS)
-    query = f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::text::bigint[]) ORDER BY e.id"
-    rows = await sql.fetch(query, array_of(ids))
-    stored = [_StoredRow(*row) for row in rows]
-    texts = {row.id: name for row in stored if (name := _name_of_text(row)) is not None}
-    refers = [row.id for row in stored if row.has_blobs]
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::text::bigint[]) ORDER BY e.id"
+    rows = [_StoredRow(*row) for row in await sql.fetch(query, array_of(ids))]
+    texts = {row.id: name for row in rows if row.kind == "tool" and (name := text_blob_of(row.body or b"")) is not None}
+    refers = [row.id for row in rows if row.has_blobs]
     data, ends = await _blobs_and_ends(sql, refers, list(texts.values()), most_bytes)
     found: list[Entry] = []
-    needed_whole: list[str] = []
+    for row in rows:
+        text = texts.get(row.id, "")
+        own = {text: excerpt_of_ends(*ends[text], f"call_{row.call_entry}_{row.call_index}")} if text in ends else {}
+        needs_whole: list[str] = []
 
-    def load(name: str) -> bytes | None:
-        if name in ends:
-            needed_whole.append(name)
-        return data.get(name)
+        def load(name: str, own: Mapping[str, bytes] = own, needs_whole: list[str] = needs_whole) -> bytes | None:
+            if name in ends and name not in own:
+                needs_whole.append(name)
+            return own.get(name, data.get(name))
 
-    for row in stored:
-        name = texts.get(row.id, "")
-        needed_whole.clear()
-        if name in ends:
-            entry = _entry_with_ends(row, BlobEnds(*ends[name]), name, most_bytes, load)
-        else:
-            entry = entry_of(row, partial(body_of, row, row.body, load))
-        # Read the whole entry if its JSON does not have the usual form, or if it has, for example, a diff with the long
-        # text of another entry.
-        if entry is None or needed_whole:
+        entry = entry_of(row, partial(body_of, row, row.body, load))
+        if needs_whole:  # for example, the entry has a diff with the long text of another entry
             (entry,) = await select_entries(sql, [row.id])
         found.append(with_excerpt(entry, most_bytes))
     return tuple(found)
 
 
-def _name_of_text(row: _StoredRow) -> str | None:
-    """Return the hash of the blob that holds the text of a tool result, or the whole result. Return None if there is no
-    such blob, or if it holds another member of the result too."""
-    if row.kind != "tool":
-        return None
-    return row.body_blob if row.body is None else text_blob_of(row.body)
-
-
 async def _blobs_and_ends(
     sql: Sql, ids: Sequence[int], texts: Sequence[str], most_bytes: int
-) -> tuple[dict[str, bytes], dict[str, tuple[int, bytes, bytes]]]:
-    """Return two mappings from hashes of blobs. The first has the contents of the blobs to which these entries refer,
-    and of the blobs `texts`. The second has the size and the two ends of each long blob among `texts`, which is left
-    out of the first."""
-    if not ids and not texts:
+) -> tuple[dict[str, bytes], dict[str, tuple[bytes, bytes, int]]]:
+    """Return two mappings from hashes of blobs. The first has the contents of the blobs to which these entries refer.
+    The second has the two ends and the size of each long blob among `texts`, which is left out of the first."""
+    if not ids:
         return {}, {}
     rows = await sql.fetch(
         "SELECT hash, size, NOT is_long, CASE WHEN is_long THEN substring(data FROM 1 FOR $3) ELSE data END,"
         " CASE WHEN is_long THEN substring(data FROM (size - $3 + 1)::int) END"
         " FROM (SELECT *, hash = ANY ($2::text[]) AND size > $4 AS is_long FROM crow.blobs"
-        f" WHERE hash = ANY ({_REFERRED} || $2::text[])) AS b",
-        *(array_of(ids), texts, most_bytes + _ENDS_BYTES, most_bytes + 2 * _ENDS_BYTES),
+        f" WHERE hash = ANY ({_REFERRED})) AS b",
+        *(array_of(ids), texts, bytes_per_end(most_bytes), longest_whole(most_bytes)),
     )
     data = {name: bytes(content) for name, _, is_whole, content, _ in rows if is_whole}
-    ends = {name: (size, bytes(head), bytes(tail)) for name, size, is_whole, head, tail in rows if not is_whole}
+    ends = {name: (bytes(head), bytes(tail), size) for name, size, is_whole, head, tail in rows if not is_whole}
     return data, ends
-
-
-def _entry_with_ends(row: _StoredRow, blob: BlobEnds, name: str, most_bytes: int, load: Load) -> Entry | None:
-    """Return the entry of a tool result whose text was read only at its ends. Return None if that is not possible,
-    because the JSON in the blob does not have the usual form."""
-    try:
-        if row.body is None:
-            body = excerpt_of_result(blob, most_bytes, load)
-            return None if body is None else entry_with(row, body)
-        text = excerpt_of_text(blob, most_bytes, f"call_{row.call_entry}_{row.call_index}")
-    except Unreadable:
-        return None
-    if text is None:
-        return None
-    return entry_of(row, partial(body_of, row, row.body, lambda wanted: text if wanted == name else load(wanted)))
 
 
 async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
@@ -616,7 +572,7 @@ async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = Fa
     for entry_id, size in sizes:
         chosen.append(entry_id)
         total += int(size)
-        if total > _PATH_BATCH_BYTES:
+        if total > PATH_BATCH_BYTES:
             break
     return await select_entries(sql, chosen, newest_first=newest_first)
 
@@ -628,9 +584,6 @@ async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any
 
 
 def _prompt_text(body: Mapping[str, Any]) -> str:
-    return "\n".join(str(part["text"]) for part in body.get("parts", ()) if part.get("type") == "text")[:200]
-
-
-def _is_storable(text: str) -> bool:
-    """Return whether a column of type text can hold this text."""
-    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+    return "\n".join(str(part["text"]) for part in body.get("parts", ()) if part.get("type") == "text")[
+        :PROMPT_CHARACTERS
+    ]

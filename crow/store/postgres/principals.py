@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import asyncpg
 
-from crow.domain.errors import ArgumentError
 from crow.store import Access, Share, ShareAccess, Token
 from crow.store.postgres.database import Sql, UsesDatabase, array_of, snapshot, transaction
 from crow.store.postgres.paths import session_values
-from crow.store.rows import TOKEN_COLUMNS, TOKEN_FIELDS, plain, token_of
+from crow.store.rows import TOKEN_COLUMNS, TOKEN_FIELDS, plain, plain_or_none, token_of
+from crow.store.session_rules import check_share, is_entry_id, token_taken
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-_LARGEST_ID = 2**63 - 1
 
 _FAMILY = """
     WITH RECURSIVE family (id) AS (
@@ -44,10 +43,10 @@ class PrincipalMethods(UsesDatabase):
         self, sql: Sql, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
     ) -> bool:
         wanted = set(entries)
-        if not all(0 < entry <= _LARGEST_ID for entry in wanted):
+        if not all(map(is_entry_id, wanted)):
             return False
         visible = "v.deleted_ms IS NULL AND ($2::text IS NULL OR v.id = $2) AND crow.sees($3::text, v.principal, v.id)"
-        viewer = (None if session_id is None else plain(session_id), None if principal is None else plain(principal))
+        viewer = (plain_or_none(session_id), plain_or_none(principal))
         written = await sql.fetch(
             "SELECT e.id FROM crow.entries e JOIN crow.sessions v ON v.id = e.session"
             f" AND v.conversation = e.conversation WHERE e.id = ANY ($1::text::bigint[]) AND {visible}",
@@ -74,10 +73,7 @@ class PrincipalMethods(UsesDatabase):
     @transaction
     async def share_session(self, sql: Sql, session_id: str, principal: str, access: ShareAccess | None) -> None:
         parent, owner = await session_values(sql, session_id, "parent_id, principal", lock=True)
-        if parent is not None:
-            raise ArgumentError(f"Session {session_id} is a subagent. Share the session that started it, {parent}.")
-        if owner == principal:
-            raise ArgumentError(f"Session {session_id} belongs to {principal} already.")
+        check_share(session_id, principal, parent=parent, owner=owner)
         if access is None:
             query = f"{_FAMILY} DELETE FROM crow.shares WHERE principal = $2 AND session IN (SELECT id FROM family)"
             await sql.execute(query, session_id, plain(principal))
@@ -105,11 +101,11 @@ class PrincipalMethods(UsesDatabase):
     @transaction
     async def add_token(self, sql: Sql, token: Token) -> None:
         marks = ", ".join(f"${number}" for number in range(1, len(TOKEN_FIELDS) + 1))
-        values = [getattr(token, name) for name in TOKEN_FIELDS]
+        values = [plain(value) if isinstance(value := getattr(token, name), str) else value for name in TOKEN_FIELDS]
         try:
             await sql.execute(f"INSERT INTO crow.tokens ({TOKEN_COLUMNS}) VALUES ({marks})", *values)
         except asyncpg.UniqueViolationError:
-            raise ArgumentError(f"Token id {token.id} is taken; make another.") from None
+            raise token_taken(token.id) from None
 
     @snapshot
     async def token(self, sql: Sql, token_id: str) -> Token | None:

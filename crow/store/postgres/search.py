@@ -14,18 +14,17 @@ from crow.store import Hit, ScanResult, Scope, UsageTotal
 from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, UsesDatabase, folded, snapshot
 from crow.store.postgres.paths import first_entries, is_on_path, path_ids, session_row
-from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES, plain
+from crow.store.rows import IS_REQUEST, SUM_COLUMNS, plain, plain_or_none, usage_totals
 from crow.store.search import (
     LAST_MS,
     SCAN_BATCH,
-    SCAN_CHARACTERS,
     SCAN_ENTRIES,
     SCANNED_KINDS,
     SNIPPET_MARGIN,
+    Scan,
     hit_of,
     patterns_of,
     snippet_of,
-    unindexed_text,
 )
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -97,7 +96,7 @@ class _Query:
     def limits(self) -> tuple[str | None, int, int]:
         since, before, model = self.scope.since_ms, self.scope.before_ms, self.scope.model
         return (
-            None if model is None else plain(model),
+            plain_or_none(model),
             -LAST_MS if since is None else since,
             LAST_MS if before is None else before,
         )
@@ -126,7 +125,7 @@ class SearchMethods(UsesDatabase):
             likes=[f"%{_escaped(word)}%" for word in words],
             trigrams=sorted({number for word in words for number in trigrams(word)}),
             scope=scope,
-            seen_by=None if seen_by is None else plain(seen_by),
+            seen_by=plain_or_none(seen_by),
         )
         patterns = patterns_of(words)
         hits = [hit_of(*row, patterns) for row in (await _titles(sql, asked, session_id, limit) if words else ())]
@@ -165,8 +164,7 @@ class SearchMethods(UsesDatabase):
             return ScanResult(hits=(), stopped_at=None)
         path = await path_ids(sql, leaf)
         scanned, rest = path[:SCAN_ENTRIES], path[SCAN_ENTRIES:]
-        hits: list[Hit] = []
-        characters = 0
+        scan = Scan(session_id, patterns, limit=limit, without=without)
         for start in range(0, len(scanned), SCAN_BATCH):
             rows = await sql.fetch(
                 "SELECT id, kind FROM crow.entries WHERE id = ANY ($1::bigint[]) AND kind = ANY ($2::text[])"
@@ -182,26 +180,19 @@ class SearchMethods(UsesDatabase):
                 entries = await first_entries(sql, unread, newest_first=True)
                 unread = unread[len(entries) :]
                 for entry in entries:
-                    text = unindexed_text(entry, without)
-                    characters += len(text)
-                    if all(pattern.search(text) for pattern in patterns):
-                        hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
-                    if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                        return ScanResult(hits=tuple(hits), stopped_at=entry.id)
-        return ScanResult(hits=tuple(hits), stopped_at=rest[0] if rest else None)
+                    if scan.add(entry, kinds[entry.id]):
+                        return ScanResult(hits=tuple(scan.hits), stopped_at=entry.id)
+        return ScanResult(hits=tuple(scan.hits), stopped_at=rest[0] if rest else None)
 
     @snapshot
     async def usage_by_model(self, sql: Sql, session_id: str) -> tuple[UsageTotal, ...]:
         rows = await sql.fetch(
             f"SELECT {SUM_COLUMNS}, e.model FROM crow.entries e WHERE {IS_REQUEST} AND (e.session, e.conversation) IN"
             " (SELECT id, conversation FROM crow.sessions WHERE (id = $1 OR parent_id = $1) AND deleted_ms IS NULL)"
-            " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC NULLS LAST",
+            " GROUP BY e.model",
             plain(session_id),
         )
-        return tuple(
-            UsageTotal(**dict(zip(SUM_NAMES, (*(int(count) for count in row[:7]), row[7]), strict=True)), model=row[8])
-            for row in rows
-        )
+        return usage_totals(rows, ["model"])
 
 
 async def _titles(
@@ -212,10 +203,10 @@ async def _titles(
         " WHERE folded_title LIKE ALL ($1::text[]) AND deleted_ms IS NULL AND ($2::text IS NULL OR id = $2)"
         " AND ($3::text IS NULL OR cwd = $3) AND ($4::text IS NULL OR position(lower($4) IN lower(model)) > 0)"
         " AND updated_ms >= $5 AND created_ms < $6 AND crow.sees($8::text, principal, id)"
-        " ORDER BY newest_entry DESC LIMIT $7",
+        " ORDER BY newest_entry DESC, id DESC LIMIT $7",
         asked.likes,
         session_id,
-        None if asked.scope.cwd is None else plain(asked.scope.cwd),
+        plain_or_none(asked.scope.cwd),
         *asked.limits,
         limit,
         asked.seen_by,
@@ -247,7 +238,7 @@ async def _entries(
         f" AND {_IN_SCOPE} AND ($4::text IS NULL OR coalesce(s.cwd, $4) = $4)"
         f" AND ($5::bigint[] IS NULL OR e.id = ANY ($5)) AND e.id < $6 ORDER BY e.id DESC LIMIT {_BATCH}",
         *asked.limits,
-        None if asked.scope.cwd is None else plain(asked.scope.cwd),
+        plain_or_none(asked.scope.cwd),
         path,
         before,
         asked.seen_by,
@@ -282,7 +273,7 @@ async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Quer
         "SELECT id, leaf FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NULL"
         " AND ($2::text IS NULL OR cwd = $2) AND crow.sees($3::text, principal, id) ORDER BY number",
         conversation,
-        None if cwd is None else plain(cwd),
+        plain_or_none(cwd),
         asked.seen_by,
     )
     for session_id, leaf in rows:

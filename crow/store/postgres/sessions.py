@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import asyncpg
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
-from crow.store.codec import changed_config, from_json, merged_metadata, to_json
+from crow.store.codec import merged_metadata
 from crow.store.postgres.database import Sql, UsesDatabase, folded, snapshot, transaction
 from crow.store.postgres.paths import newest_of_kind, session_row, session_values
-from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, plain, session_of, title_of_fork
+from crow.store.rows import SESSION_COLUMNS, cursor_after, parse_cursor, plain, plain_or_none, session_of
+from crow.store.session_rules import (
+    alias_taken,
+    changed_columns,
+    check_alias_to_move,
+    check_new_id,
+    check_page_limit,
+    columns_of_new,
+    fork_of,
+    id_taken,
+    is_entry_id,
+    is_update,
+    not_in_conversation,
+)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -46,19 +58,18 @@ class SessionMethods(UsesDatabase):
     ) -> SessionRow:
         await session_values(sql, session_id, "1", lock=True)
         row = await session_row(sql, session_id)
-        principal = row.principal if principal is None else principal
+        principal = row.principal if principal is None else plain(principal)
         query = "SELECT title FROM crow.sessions WHERE conversation = $1 AND principal IS NOT DISTINCT FROM $2"
         titles = await sql.fetch(query, row.conversation, principal)
-        fork = NewSession(
-            id=new_id,
+        fork = fork_of(
+            row,
+            new_id,
+            entry=entry,
             cwd=cwd,
             additional_directories=additional_directories,
-            forked_from=session_id,
-            leaf=row.leaf if entry is None else entry,
-            title=title_of_fork(row.title, [title for (title,) in titles]),
+            metadata=metadata,
             principal=principal,
-            metadata=merged_metadata(row.metadata, metadata or {}),
-            **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
+            titles=[title for (title,) in titles],
         )
         await _insert_session(sql, fork)
         await sql.execute("UPDATE crow.sessions SET calibration = $1 WHERE id = $2", row.calibration, new_id)
@@ -68,17 +79,14 @@ class SessionMethods(UsesDatabase):
     @snapshot
     async def session_by_alias(self, sql: Sql, alias: str, *, principal: str | None = None) -> SessionRow | None:
         query = f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE {_HAS_ALIAS} AND deleted_ms IS NULL"
-        row = await sql.fetchrow(query, principal or "", plain(alias))
+        row = await sql.fetchrow(query, plain(principal or ""), plain(alias))
         return session_of(tuple(row)) if row else None
 
     @transaction
     async def move_alias(self, sql: Sql, session_id: str, to: str) -> None:
-        (alias,) = await session_values(sql, session_id, "alias", lock=True)
+        (stored,) = await session_values(sql, session_id, "alias", lock=True)
         await session_values(sql, to, "1")
-        if alias is None:
-            raise ArgumentError(
-                f"Session {session_id} has no alias any more. Another process moved or removed the alias."
-            )
+        alias = check_alias_to_move(session_id, stored)
         await change_session(sql, session_id, SessionChanges(alias=None))
         await change_session(sql, to, SessionChanges(alias=alias))
 
@@ -93,8 +101,7 @@ class SessionMethods(UsesDatabase):
         archived: bool | None = False,
         seen_by: str | None = None,
     ) -> SessionPage:
-        if limit < 1:
-            raise ArgumentError(f"limit is {limit}; expected 1 or more.")
+        check_page_limit(limit)
         newest, after = (None, None) if cursor is None else parse_cursor(cursor)
         listed = (
             f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND deleted_ms IS NULL"
@@ -111,9 +118,9 @@ class SessionMethods(UsesDatabase):
             " ORDER BY listed DESC, id DESC LIMIT $4) UNION ALL"
             f" ({listed} AND listed IS NULL AND ($2::bigint IS NULL OR (newest_entry, id) < ($2, $3::text)))"
             " ORDER BY newest_entry DESC, id DESC LIMIT $4",
-            None if cwd is None else plain(cwd),
+            plain_or_none(cwd),
             newest,
-            None if after is None else plain(after),
+            plain_or_none(after),
             limit + 1,
             *(() if seen_by is None else (plain(seen_by),)),
         )
@@ -135,8 +142,8 @@ class SessionMethods(UsesDatabase):
             "SELECT cwd, count(*), max(updated_ms) FROM crow.sessions WHERE has_prompt AND parent_id IS NULL"
             " AND deleted_ms IS NULL AND NOT archived AND ($1::text IS NULL OR principal = $1"
             " OR id IN (SELECT session FROM crow.shares WHERE principal = $1))"
-            " GROUP BY cwd ORDER BY max(newest_entry) DESC, cwd LIMIT $2",
-            None if seen_by is None else plain(seen_by),
+            ' GROUP BY cwd ORDER BY max(newest_entry) DESC, cwd COLLATE "C" LIMIT $2',
+            plain_or_none(seen_by),
             limit,
         )
         return tuple(Directory(cwd=cwd, sessions=number, updated_ms=ms) for cwd, number, ms in rows)
@@ -149,7 +156,8 @@ class SessionMethods(UsesDatabase):
             " AND NOT EXISTS (SELECT 1 FROM crow.imports i WHERE i.conversation = s.conversation)"
             " AND ($2::text IS NULL OR principal = $2))"
         )
-        return bool(await sql.fetchval(query, [plain(path) for path in paths], principal))
+        owner = plain_or_none(principal)
+        return bool(await sql.fetchval(query, [plain(path) for path in paths], owner))
 
     @transaction
     async def update_session(self, sql: Sql, session_id: str, changes: SessionChanges) -> SessionRow:
@@ -167,22 +175,11 @@ class SessionMethods(UsesDatabase):
         return await session_row(sql, session_id)
 
     @transaction
-    async def delete_session(self, sql: Sql, session_id: str) -> None:
-        await sql.execute(
-            "WITH RECURSIVE family (id) AS"
-            ' (SELECT $1::text COLLATE "C" UNION SELECT s.id FROM crow.sessions s JOIN family'
-            " ON s.parent_id = family.id)"
-            " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
-            " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
-            plain(session_id),
-        )
+    async def hide(self, sql: Sql, session_id: str) -> None:
+        await hide_sessions(sql, [plain(session_id)])
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove the session.
-
-        :raises NoSuchSession: another process has just removed the session.
-        """
         await session_values(sql, session_id, "1")
         await self._note_opening(sql, session_id)
 
@@ -262,31 +259,32 @@ class SessionMethods(UsesDatabase):
         return False
 
 
+async def hide_sessions(sql: Sql, ids: Sequence[str]) -> None:
+    """Mark sessions and their subagents as deleted, and free their aliases."""
+    await sql.execute(
+        "WITH RECURSIVE family (id) AS (SELECT id FROM crow.sessions WHERE id = ANY ($1::text[])"
+        " UNION SELECT s.id FROM crow.sessions s JOIN family ON s.parent_id = family.id)"
+        " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
+        " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
+        ids,
+    )
+
+
 async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row, and keys of its configuration. A title that the user chose is replaced only by
-    another title that the user chose. Archiving does not change `updated_ms`.
+    """Set columns of an existing row, and keys of its configuration. See `changed_columns`.
 
     :raises ArgumentError: the alias belongs to another session.
     """
-    if "title" in changes and not changes.get("title_by_user"):
-        (is_by_user,) = await session_values(sql, session_id, "title_by_user")
-        if is_by_user:
-            del (changes := changes.copy())["title"]
-    if not changes:
+    is_title_by_user, config, principal = await session_values(sql, session_id, "title_by_user, config, principal")
+    changed = changed_columns(changes, is_title_by_user=is_title_by_user, config=config)
+    if not changed:
         return
-    if "config" in changes:
-        (known,) = await session_values(sql, session_id, "config")
-        config = changed_config(from_json(known, {}), changes["config"])
-        changes = changes | SessionChanges(config=config)
-    values = {name: _column(name, value) for name, value in changes.items()}
-    if "title" in changes:
-        values["folded_title"] = None if changes["title"] is None else folded(changes["title"])
-    alias = values.get("alias")
+    alias = changed.get("alias")
     if alias is not None:
-        (principal,) = await session_values(sql, session_id, "principal")
-        await _check_alias(sql, str(alias), session_id, principal)
+        await _check_alias(sql, alias, session_id, principal)
+    values = {**changed, "folded_title": _folded_title(changes["title"])} if "title" in changed else changed
     assignments = ", ".join(f"{name} = ${number}" for number, name in enumerate(values, start=2))
-    if changes.keys() != {"archived"}:
+    if is_update(changed):
         assignments += ", updated_ms = crow.now_ms()"
     try:
         await sql.execute(
@@ -304,13 +302,12 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
     :raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation.
     :raises NoSuchSession: the parent of a subagent does not exist, or is deleted.
     """
-    if plain(new.id) != new.id:
-        raise ArgumentError(f"Session id {new.id!r} has characters that the database cannot store.")
+    check_new_id(new.id)
     if await sql.fetchval("SELECT 1 FROM crow.sessions WHERE id = $1", new.id):
-        raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
-    principal = new.principal
+        raise id_taken(new.id)
+    principal = plain_or_none(new.principal)
     if new.parent_id is not None:
-        (principal,) = await session_values(sql, plain(new.parent_id), "principal", lock=True)
+        (principal,) = await session_values(sql, new.parent_id, "principal", lock=True)
     if new.alias is not None:
         await _check_alias(sql, plain(new.alias), new.id, principal)
     now, turn, has_prompt, conversation = await sql.fetchval("SELECT crow.now_ms()"), 0, False, new.conversation
@@ -320,20 +317,14 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
     if new.leaf is not None:
         # Either a removal in this conversation waits until this session exists, or this session waits for the removal.
         await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR SHARE", conversation)
-        found = await sql.fetchrow("SELECT conversation, turn FROM crow.entries WHERE id = $1", new.leaf)
-        if found is None or found[0] != conversation:
-            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from an entry that is.")
-        turn, has_prompt = found[1], await newest_of_kind(sql, new.leaf, "user") is not None
-    row = {field.name: _column(field.name, getattr(new, field.name)) for field in fields(new)} | {
-        "conversation": conversation,
-        "principal": principal,
-        "folded_title": None if new.title is None else folded(new.title),
-        "turn": turn,
-        "has_prompt": has_prompt,
-        "newest_entry": new.leaf or 0,
-        "created_ms": now,
-        "updated_ms": now,
-    }
+        query = "SELECT turn FROM crow.entries WHERE id = $1 AND conversation = $2"
+        found = await sql.fetchval(query, new.leaf, conversation) if is_entry_id(new.leaf) else None
+        if found is None:
+            raise not_in_conversation(new.leaf, conversation)
+        turn, has_prompt = found, await newest_of_kind(sql, new.leaf, "user") is not None
+    row = columns_of_new(
+        new, conversation=conversation, principal=principal, turn=turn, has_prompt=has_prompt, now_ms=now
+    ) | {"folded_title": _folded_title(new.title)}
     marks = ", ".join(f"${number}" for number in range(1, len(row) + 1))
     try:
         await sql.execute(f"INSERT INTO crow.sessions ({', '.join(row)}) VALUES ({marks})", *row.values())
@@ -353,13 +344,11 @@ async def _check_alias(sql: Sql, alias: str, session_id: str, principal: str | N
     query = f"SELECT id FROM crow.sessions WHERE {_HAS_ALIAS} AND id <> $3"
     other = await sql.fetchval(query, principal or "", alias, session_id)
     if other:
-        raise ArgumentError(f'Alias "{alias}" belongs to session {other}; choose another alias.')
+        raise alias_taken(alias, other)
 
 
-def _column(name: str, value: object) -> object:
-    if name in JSON_COLUMNS:
-        return to_json(value)
-    return plain(value) if isinstance(value, str) else value
+def _folded_title(title: str | None) -> str | None:
+    return None if title is None else folded(title)
 
 
 _HAS_ALIAS = "coalesce(principal, '') = $1 AND alias = $2"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
-from crow.domain.errors import StoreUnavailable
-from crow.store import Store, Tail
+from crow.store import Store
 from crow.store.codec import from_json, to_json
 from crow.store.owner import Owner
 from crow.store.postgres.append import TurnMethods
@@ -16,8 +14,6 @@ from crow.store.postgres.search import SearchMethods
 from crow.store.postgres.sessions import SessionMethods
 from crow.store.rows import plain
 from crow.store.watching import Watcher
-
-logger = logging.getLogger(__name__)
 
 
 class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods, Store, Watcher):
@@ -44,21 +40,13 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods
         return ""
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether the database was opened only for reading."""
+        return self.database.is_read_only
+
+    @property
     def notifies(self) -> bool:
         return True
-
-    async def delete_session(self, session_id: str) -> None:
-        await super().delete_session(session_id)
-        self.on_stored(session_id)
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await super().open_session(session_id)
-        if tail.row.leaf is None:
-            try:
-                await self.record_opening(session_id)
-            except StoreUnavailable as error:
-                logger.warning("Session %s is open, but crow could not record that: %s", session_id, error)
-        return tail
 
     @snapshot
     async def learned(self, sql: Sql, base_url: str, model: str) -> Mapping[str, object]:

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from itertools import chain
 from typing import Any
 
 import asyncpg
 
-from crow.domain.entries import Body, Entry, NewEntry, PromptName
+from crow.domain.entries import Entry, NewEntry, PromptName
 from crow.domain.errors import NoSuchSession
 from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
 from crow.store.codec import Encoded, from_json, to_json
 from crow.store.owner import readable
-from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
+from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, SessionRecord
 from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, folded
 from crow.store.postgres.paths import first_entries, newest_of_kind
 from crow.store.postgres.prompts import add_name, note_entries
-from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, plain, storable_usage
+from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, plain, plain_or_none, storable_usage
 from crow.store.search import searchable_text
 from crow.store.transfer import (
     EXTRA_COLUMNS,
     WRITTEN_LATER,
+    ConversationImport,
     ExportedSessionDeleted,
     ExportSelection,
     ImportRemoved,
     Piece,
     SessionTaken,
     by_conversation,
-    next_piece,
     number_of,
 )
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
-
-_PIECE_RECORDS = 500
-_PIECE_CHARACTERS = 2 * 1024 * 1024
 
 _ENTRY_COLUMNS = (
     *("id", "conversation", "session", "parent", "turn", "kind", "model", "body", "body_blob", "call_entry"),
@@ -172,7 +168,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
     return ConversationState(extras=extras, users=tuple(dict.fromkeys(users)), stamp=repr(stamps))
 
 
-class Importer:
+class Importer(ConversationImport):
     """Imports one conversation of a checked file. Call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction. Until `show` is called, the sessions are hidden like deleted sessions, and this
@@ -181,23 +177,12 @@ class Importer:
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
-        self.cleaned: list[str] = []
-        """The ids of the sessions whose titles were changed by the import."""
-        self.entries = block.entries
-        self.bytes = block.bytes
-        self.is_same = False
-        """Whether the same conversation was imported before, according to its hash."""
-        self.sessions = block.sessions
-        self._file = file
-        self._block = block
-        self._defaults = defaults
-        self._records: Iterator[tuple[Record, Body | None]] = iter(())
-        """The records of the conversation that are not written yet."""
+        super().__init__(file, block, defaults)
         self._ids = array("q")
         """The database id of each entry of the file, in order."""
         self._conversation = 0
         """The database id of the conversation, or 0 before `begin`."""
-        self._rows: list[SessionRecord] = []
+        self._rows: Sequence[SessionRecord] = ()
         self._counts: dict[str, SessionCounts] = {}
         """Maps each session to the sums over its entries."""
         self._newest: dict[str, int] = {}
@@ -211,22 +196,15 @@ class Importer:
         """
         if await self._exists(sql):
             return False
-        # The transaction may run again after a deadlock.
-        self._records, self._rows, self.cleaned = self._file.records(self._block), [], []
         query = "SELECT nextval(pg_get_serial_sequence('crow.entries', 'id')) FROM generate_series(1, $1::bigint)"
-        self._ids = array("q", sorted(row[0] for row in await sql.fetch(query, self._block.entries)))
-        for record, body in self._records:
-            match record:
-                case portable.ConversationRecord(created_ms=created_ms):
-                    query = "INSERT INTO crow.conversations (created_ms) VALUES ($1) RETURNING id"
-                    self._conversation = await sql.fetchval(query, created_ms)
-                    query = "INSERT INTO crow.imports (conversation, hash, created_ms) VALUES ($1, $2, crow.now_ms())"
-                    await sql.execute(query, self._conversation, self._block.hash)
-                case SessionRecord():
-                    await self._add_session(sql, record, here)
-                case EntryRecord() | MoveRecord():
-                    self._records = chain([(record, body)], self._records)
-                    break
+        self._ids = array("q", sorted(row[0] for row in await sql.fetch(query, self.block.entries)))
+        conversation, self._rows = self.read_head()
+        query = "INSERT INTO crow.conversations (created_ms) VALUES ($1) RETURNING id"
+        self._conversation = await sql.fetchval(query, conversation.created_ms)
+        query = "INSERT INTO crow.imports (conversation, hash, created_ms) VALUES ($1, $2, crow.now_ms())"
+        await sql.execute(query, self._conversation, self.block.hash)
+        for record in self._rows:
+            await self._add_session(sql, record, here)
         return True
 
     async def _exists(self, sql: Sql) -> bool:
@@ -238,29 +216,25 @@ class Importer:
         same = await sql.fetchval(
             "SELECT EXISTS (SELECT 1 FROM crow.imports i JOIN crow.sessions s ON s.conversation = i.conversation"
             " AND s.deleted_ms IS NULL WHERE i.hash = $1 AND s.forked_from IS NULL)",
-            self._block.hash,
+            self.block.hash,
         )
         self.is_same = bool(same)
         query = "SELECT id, deleted_ms IS NULL FROM crow.sessions WHERE id = ANY ($1::text[])"
-        found, exists = dict(await sql.fetch(query, self._block.sessions)), self.is_same
-        for name in self._block.sessions:
+        found, exists = dict(await sql.fetch(query, self.block.sessions)), self.is_same
+        for name in self.block.sessions:
             if found.get(name) is False and not exists:
                 raise SessionTaken(name)
             exists = exists or name in found
         return exists
 
     async def _add_session(self, sql: Sql, record: SessionRecord, here: str) -> None:
-        title = record.title
-        if title is not None and record.id not in self._defaults.extras:
-            title = portable.clean_title(title)
-            if title != record.title:
-                self.cleaned.append(record.id)
+        title = self.title_of(record)
         values = {
             **{field.name: getattr(record, field.name) for field in _session_fields if field.name not in WRITTEN_LATER},
             "conversation": self._conversation,
-            "model": plain(self._defaults.model),
-            "mode": plain(self._defaults.mode),
-            "title": None if title is None else plain(title),
+            "model": plain(self.defaults.model),
+            "mode": plain(self.defaults.mode),
+            "title": plain_or_none(title),
             "folded_title": None if title is None else folded(title),
             "cwd": plain(record.cwd),
             "state": "running",
@@ -274,20 +248,6 @@ class Importer:
             )
         except asyncpg.UniqueViolationError:
             raise SessionTaken(record.id) from None
-        self._rows.append(record)
-
-    def next_piece(self) -> Piece | None:
-        """Return the next records of the conversation, or None at its end. This method does not use the database.
-
-        :raises ArgumentError: the file was changed after it was checked.
-        """
-        return next_piece(
-            self._records,
-            lambda number: self._id(number) or 0,
-            self._bound,
-            most_records=_PIECE_RECORDS,
-            most_characters=_PIECE_CHARACTERS,
-        )
 
     async def add(self, sql: Sql, here: str, piece: Piece) -> None:
         """Write a piece.
@@ -305,7 +265,13 @@ class Importer:
         await sql.executemany(
             "INSERT INTO crow.moves (session, from_leaf, to_leaf, reason, created_ms) VALUES ($1, $2, $3, $4, $5)",
             [
-                (one.session, self._id(one.from_leaf), self._id(one.to_leaf), plain(one.reason), one.created_ms)
+                (
+                    one.session,
+                    self.entry_id(one.from_leaf),
+                    self.entry_id(one.to_leaf),
+                    plain(one.reason),
+                    one.created_ms,
+                )
                 for one in piece
                 if isinstance(one, MoveRecord)
             ],
@@ -348,7 +314,7 @@ class Importer:
             "id": self._ids[record.id - 1],
             "conversation": self._conversation,
             "session": record.session or "",
-            "parent": self._id(record.parent),
+            "parent": self.entry_id(record.parent),
             "turn": record.turn,
             **entry_values(new, stored, storable_usage(record.usage)),
             "created_ms": record.created_ms,
@@ -363,9 +329,9 @@ class Importer:
         for record in self._rows:
             counts = self._counts.get(record.id, SessionCounts())
             numbers = counts.storable()
-            leaf = self._id(record.leaf)
+            leaf = self.entry_id(record.leaf)
             listed = record.listed
-            if record.id not in self._defaults.extras:  # another program may have written the file
+            if record.id not in self.defaults.extras:  # another program may have written the file
                 listed = listed or counts.has_prompt or await newest_of_kind(sql, leaf, "user") is not None
             shown = await sql.fetchval(
                 "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
@@ -383,16 +349,13 @@ class Importer:
                 " tokens_out = crow.plus(tokens_out, $4), tokens_cached = crow.plus(tokens_cached, $5) WHERE id = $1",
                 *(record.parent_id, counts.cost, numbers["tokens_in"], numbers["tokens_out"], numbers["tokens_cached"]),
             )
-            if record.id in self._defaults.extras:
-                await _set_extras(sql, record.id, leaf, self._defaults.extras[record.id])
+            if record.id in self.defaults.extras:
+                await _set_extras(sql, record.id, leaf, self.defaults.extras[record.id])
 
-    def _id(self, number: int | None) -> int | None:
-        """Return the database id of an entry of the file, or None if the file has no entry with this number."""
+    def entry_id(self, number: int | None) -> int | None:
         return self._ids[number - 1] if number is not None and 1 <= number <= len(self._ids) else None
 
-    def _bound(self, number: int) -> int:
-        """Return the database id of an entry of the file. If the file has no entry with this number, return the nearest
-        id that keeps the order."""
+    def bound(self, number: int) -> int:
         if number > len(self._ids):
             return self._ids[-1] + 1 if self._ids else 1
         return self._ids[max(1, number) - 1]
@@ -420,7 +383,7 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
         f" {columns} WHERE id = $1",
         session_id,
         *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),
-        None if extras.alias is None else plain(extras.alias),
+        plain_or_none(extras.alias),
         *(
             plain(value) if isinstance(value, str) else value
             for name in EXTRA_COLUMNS

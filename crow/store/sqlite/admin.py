@@ -9,38 +9,33 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
-from typing import TypeAlias
 
 import anyio
 
+from crow.domain.entries import Entry
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
-from crow.store import SessionRow
 from crow.store.admin import (
-    Admin,
     Backup,
     ConversationState,
     Damage,
     DiskUse,
     ImportDefaults,
     Imported,
-    ListedSession,
     SessionFilter,
     SessionMatch,
     UnusedSession,
     best_matches,
 )
-from crow.store.codec import from_json, tags_of
 from crow.store.files import move_to_new
 from crow.store.owner import is_alive, readable
-from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
+from crow.store.portable import ExportFile, InvalidExport
 from crow.store.rows import SESSION_COLUMNS, possible_time, session_of
+from crow.store.shared_admin import Listing, SharedAdmin, counted_tags, subagents_by_root, taken_by
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.failures import REPAIR
@@ -54,11 +49,10 @@ from crow.store.sqlite.transfer import (
     choose,
     conversation_state,
     family,
-    groups_of,
     next_entries,
     show,
 )
-from crow.store.transfer import Lines, by_conversation
+from crow.store.transfer import ExportSelection, by_conversation, groups_of
 
 _EXPORT_BATCH = 4_096
 
@@ -70,9 +64,9 @@ _LAST_USED = f"""
 _LISTED = f"""
     SELECT {SESSION_COLUMNS}, {_USED_MS} AS used_ms FROM sessions
     WHERE has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL AND archived = :archived
-    AND (:model IS NULL OR instr(lower(model), lower(:model)) OR EXISTS (
+    AND (:model IS NULL OR instr(folded(model), folded(:model)) OR EXISTS (
         SELECT 1 FROM entries e WHERE e.session = sessions.id AND e.conversation = sessions.conversation
-        AND instr(lower(e.model), lower(:model))
+        AND instr(folded(e.model), folded(:model))
     ))
     AND (:directories IS NULL OR cwd IN (SELECT value FROM json_each(:directories)))
     AND (:since_ms IS NULL OR used_ms >= :since_ms) AND (:before_ms IS NULL OR used_ms < :before_ms)
@@ -96,16 +90,13 @@ _MATCHES = """
      ORDER BY rank, newest_entry DESC, id
 """
 
-_Rows: TypeAlias = list[tuple[SessionRow, int]]
-"""Sessions, each with the time of its last use."""
 
-
-class SessionAdmin(UsageMethods, Admin):
+class SessionAdmin(UsageMethods, SharedAdmin):
     """Administers the sessions of an open store."""
 
     def __init__(self, store: SqliteStore) -> None:
         super().__init__(store.database)
-        self._store = store
+        self.store: SqliteStore = store
 
     @snapshot()
     def matches(self, sql: Connection, name: str) -> tuple[SessionMatch, ...]:
@@ -119,41 +110,20 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def written_after(self, sql: Connection, entry: int) -> dict[str, int]:
-        query = "SELECT id, newest_entry FROM sessions WHERE newest_entry > ? AND deleted_ms IS NULL ORDER BY 2"
+        query = "SELECT id, newest_entry FROM sessions WHERE newest_entry > ? AND deleted_ms IS NULL ORDER BY 2, 1"
         return dict(sql.execute(query, (entry,)).fetchall())
 
-    async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
-        rows, subagents = await self._listed(chosen, limit)
-        every = [*rows, *(one for several in subagents.values() for one in several)]
-        ids = [row.id for row, _ in every]
-        counts, compacted = await self._store.count_messages(ids), await self._store.compacted(ids)
-
-        def listed(row: SessionRow, used_ms: int) -> ListedSession:
-            below = tuple(listed(*one) for one in subagents.get(row.id, ()))
-            return ListedSession(
-                row=row,
-                used_ms=used_ms,
-                messages=counts[row.id],
-                is_compacted=row.id in compacted,
-                subagents=below,
-            )
-
-        return tuple(listed(*one) for one in rows)
-
     @snapshot()
-    def _listed(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
-        """Return the sessions that `chosen` selects, at most `limit`. Also return a mapping from each session's id to
-        its subagents at any depth."""
+    def listing(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> Listing:
         limits: dict[str, object] = {
             name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
         }
         limits["directories"] = None if chosen.directories is None else json.dumps(list(chosen.directories))
         found = ((session_of(row), possible_time(used_ms)) for *row, used_ms in sql.execute(_LISTED, limits))
-        rows = list(islice((one for one in found if chosen.takes(one[0])), limit))
-        subagents: dict[str, _Rows] = {}
-        for *row, used_ms, root in sql.execute(_SUBAGENTS, (json.dumps([row.id for row, _ in rows]),)):
-            subagents.setdefault(root, []).append((session_of(row), possible_time(used_ms)))
-        return rows, subagents
+        rows = taken_by(chosen, found, limit)
+        below = sql.execute(_SUBAGENTS, (json.dumps([row.id for row, _ in rows]),))
+        subagents = ((session_of(row), possible_time(used_ms), root) for *row, used_ms, root in below)
+        return Listing(rows=rows, subagents=subagents_by_root(subagents))
 
     @snapshot()
     def disk_use(self, sql: Connection) -> tuple[DiskUse, ...]:
@@ -196,7 +166,7 @@ class SessionAdmin(UsageMethods, Admin):
     @snapshot()
     def count_tags(self, sql: Connection) -> Mapping[str, int]:
         rows = sql.execute("SELECT metadata FROM sessions WHERE deleted_ms IS NULL AND metadata <> '{}'")
-        return dict(sorted(Counter(tag for (metadata,) in rows for tag in tags_of(from_json(metadata, {}))).items()))
+        return counted_tags(rows)
 
     @snapshot()
     def directories(self, sql: Connection) -> tuple[str, ...]:
@@ -206,60 +176,34 @@ class SessionAdmin(UsageMethods, Admin):
     def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
         return _unused_since(sql, before_ms, cwd)
 
-    async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        old = await self._hide_unused(before_ms, cwd)
-        await self._store.tidy()
-        return old
-
     @transaction()
-    def _hide_unused(self, sql: Connection, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
+    def hide_unused(self, sql: Connection, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
         old = _unused_since(sql, before_ms, cwd)
         for session in old:
             hide_session(sql, session.id)
         return old
 
-    async def remove(self, ids: Sequence[str]) -> None:
-        await self._hide(ids)
-        await self._store.tidy()
-
     @transaction()
-    def _hide(self, sql: Connection, ids: Sequence[str]) -> None:
+    def hide(self, sql: Connection, ids: Sequence[str]) -> None:
         for session_id in ids:
             row = sql.execute("SELECT state, owner, lease_ms FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is not None and _is_running(*row):
                 raise SessionBusy(session_id, readable(row[1]))
             hide_session(sql, session_id)
 
-    async def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        lines = Lines()
-        chosen = await self.database.read(lambda sql: family(sql, ids))
-        ids = [session_id for sessions in chosen.values() for session_id in sessions]
-        known = frozenset(ids)
-        for session_id in ids:
-            await self._store.open_session(session_id)  # closes a turn that a dead process left open
-        yield lines.records(Header(format=FORMAT))
-        for conversation, sessions in chosen.items():
-            async for line in self._lines(lines, conversation, sessions, known):
-                yield line
-        yield lines.end()
+    @snapshot()
+    def family(self, sql: Connection, ids: Sequence[str] | None) -> Mapping[int, tuple[str, ...]]:
+        return family(sql, ids)
 
-    def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
-        return self._lines(Lines(), conversation, ids, known)
+    @snapshot()
+    def selection(
+        self, sql: Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]
+    ) -> ExportSelection:
+        return choose(sql, conversation, sessions, known)
 
-    async def _lines(
-        self, lines: Lines, conversation: int, sessions: Sequence[str], known: frozenset[str]
-    ) -> AsyncIterator[bytes]:
-        database = self.database
-        part = await database.read(partial(choose, conversation=conversation, sessions=sessions, known=known))
-        yield lines.records(*part.head)
-        done = 0
-        while done < len(part.ids):
-            read = partial(next_entries, chosen=part, start=done, most=_EXPORT_BATCH)
-            entries, taken = await database.read(read)
-            done += taken
-            for line in lines.entries(part, entries):
-                yield line
-        yield lines.records(*part.moves)
+    @snapshot()
+    def next_entries(self, sql: Connection, selected: ExportSelection, start: int) -> tuple[Sequence[Entry], int]:
+        return next_entries(sql, selected, start, _EXPORT_BATCH)
 
     @snapshot()
     def conversations(self, sql: Connection) -> Mapping[int, tuple[str, ...]]:
@@ -277,45 +221,35 @@ class SessionAdmin(UsageMethods, Admin):
         return conversation_state(sql, ids)
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
-        await self._store.tidy()  # frees the ids of deleted sessions
-        database, owner = self.database, self._store.owner
+        await self.store.tidy()  # frees the ids of deleted sessions
+        database, owner = self.database, self.store.owner
         file = await database.call(lambda: ExportFile(path, relatives=defaults.relatives))
         try:
-            blocks = await database.call(file.scan)
-            importers = [Importer(file, block, defaults) for block in blocks]
+            importers = [Importer(file, block, defaults) for block in await database.call(file.scan)]
             new: list[Importer] = []
             for group in groups_of(importers):
                 new += await self._write_hidden(group)
-            for block, importer in zip(blocks, importers, strict=True):
+            for importer in importers:
                 if importer not in new:
-                    await database.call(partial(file.check_block, block))
+                    await database.call(partial(file.check_block, importer.block))
             await database.write(lambda sql: show(sql, new))
         except BaseException as error:
             # if this fails, the data is removed after the end of this process
             with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
                 await database.write(lambda sql: abandon(sql, owner))
             if isinstance(error, InvalidExport):
-                await self._store.remove_deleted()
+                await self.store.remove_deleted()
                 await database.call(file.check)
                 raise ArgumentError(f"{path} was changed while it was being imported; import it again.") from error
             raise
         finally:
             await database.call(file.close)
-        return tuple(
-            Imported(
-                sessions=block.sessions,
-                entries=block.entries,
-                is_new=importer in new,
-                cleaned=tuple(importer.cleaned),
-                is_same=importer.is_same,
-            )
-            for block, importer in zip(blocks, importers, strict=True)
-        )
+        return tuple(importer.outcome(is_new=importer in new) for importer in importers)
 
     async def _write_hidden(self, group: Sequence[Importer]) -> list[Importer]:
         """Write all conversations of a group, and keep them hidden. Return the importers of the conversations that were
         new to the database."""
-        owner = self._store.owner
+        owner = self.store.owner
 
         def begin(sql: Connection) -> list[Importer]:
             new: list[Importer] = []

@@ -10,21 +10,20 @@ not change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from sqlite3 import Connection
 from typing import TypeAlias
 
 from crow.domain.entries import Body, Entry, NewEntry, PromptName, User
-from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
+from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part
 from crow.store import NamedPrompt, QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.claim import (
     DeadTurn,
     DraftPiece,
     InboxItem,
-    Refusal,
     closing_entries,
     ends_draft,
     no_longer_queued,
@@ -40,12 +39,15 @@ from crow.store.rows import (
     COUNTERS,
     SessionCounts,
     entry_values,
+    plain,
     possible_count,
     possible_time,
     sized,
     storable_usage,
 )
 from crow.store.search import searchable_text
+from crow.store.session_rules import is_entry_id, not_in_session
+from crow.store.shared_store import SharedStore
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
 from crow.store.sqlite.failures import REPAIR
@@ -61,10 +63,14 @@ _EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 
 _TOKEN_COUNTERS = ("tokens_in", "tokens_out", "tokens_cached")
 
-_ADD_USAGE = (
-    f"UPDATE sessions SET cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _TOKEN_COUNTERS)}"
-    " WHERE id = :id"
-)
+
+def _additions(columns: Sequence[str]) -> str:
+    """Return assignments that add a parameter to each of these columns. SQLite turns a sum of more than 64 bits into a
+    real number, and the cast turns that into the nearest number that the column can hold."""
+    return ", ".join(f"{name} = CAST({name} + :{name} AS INTEGER)" for name in columns)
+
+
+_ADD_USAGE = f"UPDATE sessions SET cost = cost + :cost, {_additions(_TOKEN_COUNTERS)} WHERE id = :id"
 """Adds the usage of a subagent to the session that started it."""
 
 _STATE_COLUMNS = (
@@ -77,7 +83,7 @@ _STATE_COLUMNS = (
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
     " updated_ms = :now_ms, newest_entry = coalesce(:newest, newest_entry), has_prompt = has_prompt OR :has_prompt,"
-    f" cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in COUNTERS)} WHERE id = :id"
+    f" cost = cost + :cost, {_additions(COUNTERS)} WHERE id = :id"
 )
 
 
@@ -91,33 +97,19 @@ _STORE_BODY = (
 views read most bodies as text."""
 
 
-class TurnMethods(PathMethods):
+class TurnMethods(PathMethods, SharedStore):
     """Methods of the store that run turns."""
 
     def __init__(self, database: Database, owner: str) -> None:
-        super().__init__(database)
+        PathMethods.__init__(self, database)
+        SharedStore.__init__(self)
         self.owner = owner
         """Identifies this store in rows."""
-        self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session after this store has stored entries of it or has deleted it."""
-        self._unstored_ends: dict[str, Callable[[Connection], object]] = {}
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await self._tail_without_repair(session_id)
-        if tail is None and not self.database.is_read_only:
-            try:
-                await self._repair(session_id)
-                self.on_stored(session_id)
-                self._unstored_ends.pop(session_id, None)
-                tail = await self._tail_without_repair(session_id)
-            except StoreUnavailable as error:  # for example a full disk: the session can still be read
-                logger.warning("Session %s was opened without repair: %s", session_id, error)
-        return tail or await self.tail(session_id)
 
     @snapshot(raise_if_moved=True)
-    def _tail_without_repair(self, sql: Connection, session_id: str) -> Tail | None:
+    def tail_without_repair(self, sql: Connection, session_id: str) -> Tail | None:
         state = SessionState(sql, session_id, now_ms=now_ms())
-        if session_id in self._unstored_ends or _needs_repair(state, self.owner):
+        if session_id in self.unstored_ends or _needs_repair(state, self.owner):
             return None
         return replace(load_tail(sql, session_id), waiting=waiting_news(state.inbox(self.owner)))
 
@@ -130,7 +122,7 @@ class TurnMethods(PathMethods):
         return preview(closing, session_row(sql, session_id), now_ms=state.now_ms)
 
     @transaction()
-    def _repair(self, sql: Connection, session_id: str) -> None:
+    def repair(self, sql: Connection, session_id: str) -> None:
         self._store_end(sql, session_id)
         state = SessionState(sql, session_id, now_ms=now_ms())
         if _needs_repair(state, self.owner):
@@ -210,7 +202,7 @@ class TurnMethods(PathMethods):
 
         start = await self.database.write(claim, raise_if_moved=True)
         self.on_stored(session_id)
-        self._unstored_ends.pop(session_id, None)
+        self.unstored_ends.pop(session_id, None)
         return start
 
     async def append(
@@ -258,14 +250,14 @@ class TurnMethods(PathMethods):
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
         entries = [(sized(entry), encode(entry.body)) for entry in end]
-        self._unstored_ends[session_id] = partial(
+        self.unstored_ends[session_id] = partial(
             self._append, session_id=session_id, leaf=leaf, turn=turn, entries=entries, release=True
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
         """Store the last entries of a turn that was given up by `disown`. If the entries cannot be stored, replace the
         turn's owner by one that counts as dead."""
-        store_end = self._unstored_ends.get(session_id)
+        store_end = self.unstored_ends.get(session_id)
         if store_end is None:
             return
         try:
@@ -289,17 +281,18 @@ class TurnMethods(PathMethods):
     async def save_draft(
         self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        values = (after_leaf, turn, message_id, text, thought, now_ms(), session_id)
+        values = (after_leaf, turn, message_id, text, thought, now_ms(), session_id, self.owner)
 
         def save(sql: Connection) -> None:
             self._renew_lease(sql, session_id)
             inserted = sql.execute(
                 "INSERT INTO drafts (session, after_leaf, turn, message_id, text, thought, created_ms)"
-                " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+                " SELECT id, ?, ?, ?, ?, ?, ? FROM sessions WHERE id = ? AND owner = ? AND deleted_ms IS NULL",
                 values,
             )
             if not inserted.rowcount:
-                raise NoSuchSession(session_id)
+                session_values(sql, session_id, "1")
+                refuse("fenced", session_id)
 
         await self.database.write(save)
 
@@ -308,11 +301,11 @@ class TurnMethods(PathMethods):
         state = SessionState(sql, session_id, now_ms=now_ms())
         _check_writable(state, self.owner, leaf)
         if to is not None:
-            found = sql.execute("SELECT conversation FROM entries WHERE id = ?", (to,)).fetchone()
-            if found != (state.conversation,):
-                raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
-        move = {"session": session_id, "from_leaf": leaf, "to_leaf": to, "reason": reason, "created_ms": state.now_ms}
-        insert(sql, "moves", move)
+            query = "SELECT 1 FROM entries WHERE id = ? AND conversation = ?"
+            if not (is_entry_id(to) and sql.execute(query, (to, state.conversation)).fetchone()):
+                raise not_in_session(to, session_id)
+        move = {"session": session_id, "from_leaf": leaf, "to_leaf": to, "created_ms": state.now_ms}
+        insert(sql, "moves", move | {"reason": plain(reason)})
         state.leaf = to
         state.save()
 
@@ -384,10 +377,9 @@ class SessionState:
             note_entry(self.sql, self.session_id, stored.body, turn=turn, entry=entry_id)
         self.leaf = self._newest = entry_id
         self._counts.add(new, usage)
-        same = {name: columns[name] for name in ("conversation", "parent", "turn", "estimate", "created_ms")}
-        return Entry(
-            id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
-        )
+        same = ("conversation", "parent", "turn", "model", "cost", "estimate", "created_ms")
+        values = {name: columns[name] for name in same}
+        return Entry(id=entry_id, session=self.session_id, body=stored.body, usage=usage, **values)
 
     def inbox(self, owner: str) -> list[InboxItem]:
         """Return the items of the inbox that `owner` or a dead owner has put there, in order. Only the first call reads
@@ -464,13 +456,10 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
     :raises LeafMoved: the session has another leaf, or a dead owner left a turn that must be repaired first.
     """
-    why: Refusal | None = None
     if state.state == "running" and state.owner != owner:
-        why = "busy" if state.is_owner_alive else "interrupted"
-    elif state.leaf != leaf:
-        why = "moved"
-    if why is not None:
-        refuse(why, state.session_id, leaf=leaf, current=state.leaf, owner=state.owner)
+        refuse("busy" if state.is_owner_alive else "interrupted", state.session_id, owner=state.owner)
+    if state.leaf != leaf:
+        refuse("moved", state.session_id, leaf=leaf, current=state.leaf)
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from sqlite3 import Blob, Connection
@@ -22,7 +21,6 @@ from typing import Any
 import anyio.to_thread
 
 from crow.store.codec import Unreadable, check_blob, to_json
-from crow.store.excerpts import BlobReader
 from crow.store.rows import possible_time
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 
@@ -81,66 +79,56 @@ def decompressed(size: object, data: bytes) -> bytes:
         return data  # perhaps only `size` is damaged
 
 
-@contextmanager
-def open_blob(sql: Connection, rowid: int) -> Iterator[BlobReader]:
-    """Open the content of the blob in this row of `blobs`, without reading all of it."""
+def ends_of_blob(sql: Connection, rowid: int, size: int, length: int) -> tuple[bytes, bytes]:
+    """Return the first and the last `length` bytes of the content of the blob in this row of `blobs`. The content has
+    `size` bytes, and its middle is read only if that is necessary.
+
+    :raises Unreadable: the blob is damaged.
+    """
     with sql.blobopen("blobs", "data", rowid, readonly=True) as blob:
-        (size,) = sql.execute("SELECT size FROM blobs WHERE rowid = ?", (rowid,)).fetchone()
-        yield _CompressedBlob(blob, size) if isinstance(size, int) and len(blob) < size else blob
+        if len(blob) >= size:  # it is not compressed
+            head = blob.read(length)
+            blob.seek(-length, 2)
+            return head, blob.read()
+        end = _separate_end(blob) if length <= _END_BYTES else None
+        beginning = _beginning(blob, size if end is None else length)
+        return beginning[:length], (beginning if end is None else end)[-length:]
 
 
-class _CompressedBlob:
-    """Reads a compressed blob. The end can be read without the middle. `read` raises `Unreadable` if the blob is
-    damaged."""
+def _beginning(blob: Blob, wanted: int) -> bytes:
+    """Return the first `wanted` bytes of the content of a compressed blob.
 
-    def __init__(self, blob: Blob, size: int) -> None:
-        self._blob = blob
-        self._size = size
-        """The size of the blob's content, in bytes."""
-        self._at = 0
+    :raises Unreadable: the blob is damaged.
+    """
+    stream, found = zlib.decompressobj(), bytearray()
+    blob.seek(0)
+    try:
+        while len(found) < wanted and (data := stream.unconsumed_tail or blob.read(_END_BYTES)):
+            found += stream.decompress(data, wanted - len(found))
+    except zlib.error as error:
+        raise Unreadable(f"it is damaged: {error}") from error
+    if len(found) < wanted:
+        raise Unreadable("it is damaged: its compressed content is too short")
+    return bytes(found)
 
-    def __len__(self) -> int:
-        return self._size
 
-    def seek(self, offset: int, origin: int = 0) -> None:
-        self._at = max(0, min(self._size, offset + {0: 0, 1: self._at, 2: self._size}[origin]))
-
-    def read(self, length: int = -1) -> bytes:
-        stop = self._size if length < 0 else min(self._size, self._at + length)
-        start, self._at = self._at, stop
-        if start >= self._size - _END_BYTES and (end := self._end()) is not None:
-            first = self._size - len(end)
-            return end[start - first : stop - first]
-        return self._beginning(stop)[start:]
-
-    def _beginning(self, wanted: int) -> bytes:
-        stream, found = zlib.decompressobj(), bytearray()
-        self._blob.seek(0)
+def _separate_end(blob: Blob) -> bytes | None:
+    """Return the last `_END_BYTES` bytes of the content of a compressed blob, or None if they were not compressed
+    separately."""
+    part = min(len(blob), _END_BYTES + _MOST_ADDED_BYTES)
+    blob.seek(-part, 2)
+    data = blob.read()
+    at = data.rfind(_END_MARK)
+    while at >= 0:  # these bytes may also occur in compressed data
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            while len(found) < wanted and (data := stream.unconsumed_tail or self._blob.read(_END_BYTES)):
-                found += stream.decompress(data, wanted - len(found))
-        except zlib.error as error:
-            raise Unreadable(f"it is damaged: {error}") from error
-        if len(found) < wanted:
-            raise Unreadable("it is damaged: its compressed content is too short")
-        return bytes(found)
-
-    def _end(self) -> bytes | None:
-        """Return the end of the content if it was compressed separately, otherwise None."""
-        part = min(len(self._blob), _END_BYTES + _MOST_ADDED_BYTES)
-        self._blob.seek(-part, 2)
-        data = self._blob.read()
-        at = data.rfind(_END_MARK)
-        while at >= 0:  # these bytes may also occur in compressed data
-            stream = zlib.decompressobj(-zlib.MAX_WBITS)
-            try:
-                found = stream.decompress(data[at + len(_END_MARK) :], _END_BYTES + 1)
-            except zlib.error:
-                found = b""
-            if len(found) == _END_BYTES and stream.eof and len(stream.unused_data) == _CHECKSUM_BYTES:
-                return found
-            at = data.rfind(_END_MARK, 0, at + len(_END_MARK) - 1)
-        return None
+            found = stream.decompress(data[at + len(_END_MARK) :], _END_BYTES + 1)
+        except zlib.error:
+            found = b""
+        if len(found) == _END_BYTES and stream.eof and len(stream.unused_data) == _CHECKSUM_BYTES:
+            return found
+        at = data.rfind(_END_MARK, 0, at + len(_END_MARK) - 1)
+    return None
 
 
 def members_of(data: bytes) -> str | None:

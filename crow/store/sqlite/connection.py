@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import importlib
 import logging
 import math
 import os
@@ -26,7 +25,7 @@ import anyio
 
 from crow.domain.errors import StoreUnavailable
 from crow.store.codec import mend
-from crow.store.sqlite.failures import FAILURES, explain, locked, unusable
+from crow.store.sqlite.failures import FAILURES, explain, fcntl, locked, unusable
 
 _T = TypeVar("_T")
 
@@ -37,10 +36,6 @@ _ATTEMPTS = 5
 _CLOSING_TIMEOUT_S = 0.4
 """How long to wait for a lock when the process ends. Even when several processes write in turn, each holds the lock for
 less time than this. Editors give crow more time than this to exit."""
-
-fcntl: Any = None
-with suppress(ImportError):  # not available on Windows
-    fcntl = importlib.import_module("fcntl")
 
 FileId: TypeAlias = tuple[int, int]
 """Device and inode."""
@@ -257,6 +252,8 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> OpenedFile:
             uri, uri=True, timeout=busy_timeout_s, isolation_level=None, factory=_FunctionConnection
         )
         if file_id(path) == before:
+            # SQLite's own function `lower` knows only the letters from A to Z.
+            connection.create_function("folded", 1, lambda text: str(text).lower(), deterministic=True)
             return OpenedFile(connection=connection, file=before)
         connection.close()  # the file was replaced meanwhile, so either of the two files may be open
     raise sqlite3.OperationalError(f"other programs keep replacing {path}")

@@ -21,12 +21,18 @@ from operator import attrgetter
 from sqlite3 import Connection
 from typing import Any
 
-from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
+from crow.domain.entries import Body, CallRef, Entry, Remark
 from crow.domain.errors import NoSuchSession
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable
-from crow.store.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text, text_blob_of
+from crow.store.excerpts import SHARED_TEXT, bytes_per_end, excerpt_of_ends, longest_whole, text_blob_of
 from crow.store.paths import (
+    FIRST_BATCH,
+    HISTORY_BATCH,
+    MOST_MOVES,
+    PATH_BATCH,
+    PATH_BATCH_BYTES,
+    PROMPT_CHARACTERS,
     RESULT_BYTES,
     TailPath,
     compacted_in,
@@ -41,11 +47,11 @@ from crow.store.rows import (
     body_of,
     columns_of,
     entry_of,
-    entry_with,
     possible_time,
     session_of,
 )
-from crow.store.sqlite.compression import content_of, decompressed, open_blob
+from crow.store.session_rules import LARGEST_ID, is_entry_id
+from crow.store.sqlite.compression import content_of, decompressed, ends_of_blob
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.failures import REPAIR
 
@@ -69,35 +75,13 @@ class StoredRow(EntryRow):
     checksum: int | None
     size: int | None
     """The size of the blob's content, if the body is stored as a blob. Then `body` may be compressed."""
-    long_body: int | None
-    """The rowid of the body in `blobs`, if the body of a long tool result is left out."""
 
 
-_BODY = "coalesce(CAST(e.body AS BLOB), {blob})"
+_ENTRY_COLUMNS = columns_of(StoredRow, body="coalesce(CAST(e.body AS BLOB), b.data)", size="b.size")
 """The body is read as bytes, because one damaged text would make the whole query fail."""
-
-_ENTRY_COLUMNS = columns_of(StoredRow, body=_BODY.format(blob="b.data"), size="b.size", long_body="NULL")
-
-_ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
-    StoredRow,
-    body=_BODY.format(blob="CASE WHEN e.kind <> 'tool' THEN b.data END"),
-    size="b.size",
-    long_body="CASE WHEN e.kind = 'tool' THEN b.rowid END",
-)
-"""The columns of `_ENTRY_COLUMNS`, but without the bodies of long tool results."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
-_LARGEST_ID = 2**63 - 1
-_PATH_BATCH = 256
-_PATH_BATCH_BYTES = 4 * 1024 * 1024
-_FIRST_BATCH = 16
-"""The first batch of a history is small, so that a client soon shows something."""
-
-_HISTORY_BATCH = 1_024
-
-_MOST_MOVES = 10_000
-_PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 
 # The parent in a damaged row can be any value. So a parent is followed only if it is an older entry. `_PATH` also
@@ -145,18 +129,18 @@ class PathMethods(UsesDatabase):
         if missing is not None:
             yield (missing_entry(missing, row.conversation, session_id),)
         most_bytes = None if result_bytes is None else result_bytes(len(ids))
-        done, size = 0, _FIRST_BATCH
+        done, size = 0, FIRST_BATCH
         while done < len(ids):
             read = partial(entries_of, ids=ids[done : done + size], result_bytes=most_bytes)
             entries, taken = await self.database.read(read)
             before = ids[done - 1] if done else None
             yield _checked(entries, ids[done : done + taken], before, row)
             done += taken
-            size = min(2 * size, _PATH_BATCH)
+            size = min(2 * size, PATH_BATCH)
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        if not 0 < entry_id <= _LARGEST_ID:
+        if not is_entry_id(entry_id):
             return None
         if session_id is not None and not is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
             return None
@@ -165,7 +149,7 @@ class PathMethods(UsesDatabase):
     @snapshot()
     def result(self, sql: Connection, session_id: str, call: CallRef) -> Entry | None:
         conversation = session_row(sql, session_id).conversation
-        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+        if not (is_entry_id(call.assistant) and 0 <= call.index <= LARGEST_ID):
             return None
         where = "e.kind = 'tool' AND e.call_entry = ? AND e.call_index = ? AND e.conversation = ?"
         return next(_select_entries(sql, where, (call.assistant, call.index, conversation)), None)
@@ -190,7 +174,7 @@ class PathMethods(UsesDatabase):
             "SELECT from_leaf, to_leaf, CAST(reason AS TEXT), created_ms FROM moves WHERE session = ?"
             " AND typeof(from_leaf) IN ('integer', 'null') AND typeof(to_leaf) IN ('integer', 'null')"
             " ORDER BY id DESC LIMIT ?",  # a damaged row can have values of any type
-            (session_id, _MOST_MOVES),
+            (session_id, MOST_MOVES),
         )
         return tuple(
             Move(from_leaf=row[0], to_leaf=row[1], reason=row[2], created_ms=possible_time(row[3])) for row in rows
@@ -283,6 +267,12 @@ def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
     return (entry_id for rows, _ in _path_batches(sql, leaf) for entry_id, _, _ in rows)
 
 
+def message_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
+    """Return the ids of the prompts and answers on the path that ends at `leaf`, newest first."""
+    rows = (row for batch, _ in _path_batches(sql, leaf) for row in batch)
+    return (entry_id for entry_id, _, kind in rows if kind in ("user", "assistant"))
+
+
 def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
     """Return the ids that are in both of two descending sequences."""
     other = next(right, None)
@@ -313,7 +303,7 @@ def entries_of(
 
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
-    wanted = list(ids[:_PATH_BATCH])
+    wanted = list(ids[:PATH_BATCH])
     load = _loader(sql)
     found: list[Entry] = []
     size = 0
@@ -324,9 +314,8 @@ def entries_of(
         size += len(data or b"")
         return data
 
-    columns = _ENTRY_COLUMNS if result_bytes is None else _ENTRY_COLUMNS_WITHOUT_LONG
     rows = sql.execute(
-        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
+        f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for values in rows:
@@ -337,25 +326,15 @@ def entries_of(
             found.append(entry_of(row, partial(_body_of, row, load_and_count)))
         if row.body is not None:
             size += max(len(row.body), row.size if isinstance(row.size, int) else 0)
-        if size > _PATH_BATCH_BYTES:
+        if size > PATH_BATCH_BYTES:
             rows.close()
             return tuple(found), wanted.index(row.id) + 1
     return tuple(found), len(wanted)
 
 
 def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes: int) -> Entry:
-    """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`. If it is a tool result, its text has at most about
-    `most_bytes` bytes."""
-    if row.kind != "tool":
-        return entry_of(row, partial(_body_of, row, load))
-    if row.long_body is not None:
-        body: ToolResult | None = None
-        with suppress(Unreadable), open_blob(sql, row.long_body) as blob:
-            body = excerpt_of_result(blob, most_bytes, load)
-        if body is not None:
-            return with_excerpt(entry_with(row, body), most_bytes)
-        (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
-    elif (name := text_blob_of(row.body or b"")) is not None:
+    """Return the entry in a row. If it is a tool result, its text has at most about `most_bytes` bytes."""
+    if row.kind == "tool" and (name := text_blob_of(row.body or b"")) is not None:
         call_id = f"call_{row.call_entry}_{row.call_index}"
         load = partial(_load_excerpt, sql, load, name, most_bytes, call_id)
     return with_excerpt(entry_of(row, partial(_body_of, row, load)), most_bytes)
@@ -364,13 +343,13 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
     """Return the content of the blob `name`. If `name` equals `text` and the content is long, return only an
     excerpt."""
-    row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
-    if row is None:
-        return load(name)
-    excerpt = None
-    with suppress(Unreadable), open_blob(sql, row[0]) as blob:
-        excerpt = excerpt_of_text(blob, most_bytes, call_id)
-    return excerpt or load(name)
+    row = sql.execute("SELECT rowid, size FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
+    rowid, size = row or (0, None)
+    if isinstance(size, int) and size > longest_whole(most_bytes):
+        with suppress(Unreadable):
+            head, tail = ends_of_blob(sql, rowid, size, bytes_per_end(most_bytes))
+            return excerpt_of_ends(head, tail, size, call_id)
+    return load(name)
 
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
@@ -419,7 +398,7 @@ def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | Non
     rows.close()
     missing = None
     while wanted is not None:
-        batch, wanted, missing = _path_rows(sql, wanted, row.conversation, limit=_HISTORY_BATCH)
+        batch, wanted, missing = _path_rows(sql, wanted, row.conversation, limit=HISTORY_BATCH)
         found.extend(one[0] for one in batch)
     return found, missing
 
@@ -479,7 +458,7 @@ def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alo
 _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 
 
-def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
+def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = PATH_BATCH) -> _PathRows:
     """Return the id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
     The second value is the id from which to continue, or None if there is nothing more to read. The third value is the
@@ -517,7 +496,7 @@ def _path_readers(sql: Connection, row: SessionRow) -> Iterator[_Reader]:
     for rows, missing in _path_batches(sql, row.leaf, row.conversation):
         ids = json.dumps([entry_id for entry_id, _, _ in rows])
         found = sql.execute(
-            f"SELECT {_ENTRY_COLUMNS_WITHOUT_LONG} FROM {_ENTRY_SOURCE}"
+            f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE}"
             " WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id DESC",
             (ids,),
         )
@@ -532,18 +511,15 @@ def _read_missing(entry: Entry, _: int) -> tuple[Entry, int]:
 
 
 def _read_within(sql: Connection, row: StoredRow, load: Load, room: int) -> tuple[Entry, int]:
-    """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`, and the number of bytes of its texts. A tool result
-    with more than `room` bytes is shortened."""
-    size = len(row.body or b"")
-    if row.long_body is not None:
-        size = row.size if isinstance(row.size, int) else 0
-    elif row.kind == "tool" and (shared := SHARED_TEXT.search(row.body or b"")) is not None:
-        stored = sql.execute("SELECT size FROM blobs WHERE hash = ?", (shared[1].decode(),)).fetchone()
-        size += stored[0] if stored and isinstance(stored[0], int) else 0
-    if row.kind == "tool" and size > room:
-        return _entry_with_excerpt(sql, row, load, RESULT_BYTES), RESULT_BYTES
-    if row.long_body is not None:
-        (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
+    """Return the entry in a row, and the number of bytes of its texts. A tool result with more than `room` bytes is
+    shortened."""
+    size = max(len(row.body or b""), row.size if isinstance(row.size, int) else 0)
+    if row.kind == "tool":
+        if (shared := SHARED_TEXT.search(row.body or b"")) is not None:
+            stored = sql.execute("SELECT size FROM blobs WHERE hash = ?", (shared[1].decode(),)).fetchone()
+            size += stored[0] if stored and isinstance(stored[0], int) else 0
+        if size > room:
+            return _entry_with_excerpt(sql, row, load, RESULT_BYTES), RESULT_BYTES
     return entry_of(row, partial(_body_of, row, load)), size
 
 
@@ -589,7 +565,7 @@ def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
     for start in range(0, len(ids), _PROMPTS_PER_QUERY):
         some = ids[start : start + _PROMPTS_PER_QUERY]
         # List each id in the query: with ids from a subquery, the view would read all entries.
-        query = f"SELECT id, substr(text, 1, {_PROMPT_CHARACTERS}) FROM searchable WHERE id IN ({marks(some)})"
+        query = f"SELECT id, substr(text, 1, {PROMPT_CHARACTERS}) FROM searchable WHERE id IN ({marks(some)})"
         prompts.update((entry_id, text or "") for entry_id, text in sql.execute(query, some))
     return prompts
 

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from sqlite3 import Connection, IntegrityError
 
-from crow.domain.errors import ArgumentError
 from crow.store import Access, Share, ShareAccess, Token
 from crow.store.rows import TOKEN_COLUMNS, token_of
+from crow.store.session_rules import check_share, is_entry_id, token_taken
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.paths import session_values
 from crow.store.sqlite.search import seen_in
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
-
-_LARGEST_ID = 2**63 - 1
 
 
 class PrincipalMethods(UsesDatabase):
@@ -39,7 +37,7 @@ class PrincipalMethods(UsesDatabase):
         self, sql: Connection, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
     ) -> bool:
         wanted = set(entries)
-        if not all(0 < entry <= _LARGEST_ID for entry in wanted):
+        if not all(map(is_entry_id, wanted)):
             return False
         values: dict[str, object] = {"ids": json.dumps(sorted(wanted)), "seen_by": principal, "session": session_id}
         visible = f"v.deleted_ms IS NULL AND (:session IS NULL OR v.id = :session) AND {seen_in('v')}"
@@ -68,10 +66,7 @@ class PrincipalMethods(UsesDatabase):
     @transaction()
     def share_session(self, sql: Connection, session_id: str, principal: str, access: ShareAccess | None) -> None:
         parent, owner = session_values(sql, session_id, "parent_id, principal")
-        if parent is not None:
-            raise ArgumentError(f"Session {session_id} is a subagent. Share the session that started it, {parent}.")
-        if owner == principal:
-            raise ArgumentError(f"Session {session_id} belongs to {principal} already.")
+        check_share(session_id, principal, parent=parent, owner=owner)
         values = {"session": session_id, "principal": principal, "access": access, "now": now_ms()}
         family = (
             "WITH RECURSIVE family (id) AS"
@@ -104,7 +99,7 @@ class PrincipalMethods(UsesDatabase):
                 f"INSERT INTO tokens ({TOKEN_COLUMNS}) VALUES (:{TOKEN_COLUMNS.replace(', ', ', :')})", asdict(token)
             )
         except IntegrityError:
-            raise ArgumentError(f"Token id {token.id} is taken; make another.") from None
+            raise token_taken(token.id) from None
 
     @snapshot()
     def token(self, sql: Connection, token_id: str) -> Token | None:

@@ -33,13 +33,12 @@ from crow.store.sqlite.connection import (
     FileLock,
     LockTimeout,
     copy_files,
-    fcntl,
     pragma,
     remove_files,
     remove_unfinished_repairs,
     repaired_name,
 )
-from crow.store.sqlite.failures import FAILURES
+from crow.store.sqlite.failures import FAILURES, fcntl
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, has_this_schema, is_schema_damaged, migrate
 from crow.store.sqlite.pages import Pages
 from crow.store.sqlite.paths import unreadable_entries

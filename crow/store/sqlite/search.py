@@ -2,10 +2,9 @@
 
 The full-text index has the trigrams of titles, prompts and answers, so it finds words of at least three characters in
 any script. For shorter words, the texts themselves are searched. If the query also has a longer word, only the texts
-with this longer word are searched. Otherwise all messages are searched. In a search of one session, the newest few
-thousand entries of the session's path are searched instead. Titles come before entries, and within both the newest
-results come first. The index and a path both return ids in descending order, so a search for ids that are in both reads
-no further than needed.
+with this longer word are searched. Otherwise all messages are searched, or all messages on the path of one session.
+Titles come before entries, and within both the newest results come first. The index and a path both return ids in
+descending order, so a search for ids that are in both reads no further than needed.
 """
 
 from __future__ import annotations
@@ -17,19 +16,27 @@ from sqlite3 import Connection
 
 from crow.domain.entries import Entry
 from crow.store import GROUPS, Group, Hit, ScanResult, Scope, UsageTotal
-from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
+from crow.store.rows import IS_REQUEST, SUM_COLUMNS, usage_totals
 from crow.store.search import (
     LAST_MS,
     SCAN_BATCH,
-    SCAN_CHARACTERS,
     SCAN_ENTRIES,
     SCANNED_KINDS,
+    Scan,
     hit_of,
     patterns_of,
-    unindexed_text,
 )
 from crow.store.sqlite.database import UsesDatabase, snapshot
-from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
+from crow.store.sqlite.paths import (
+    common_ids,
+    entries_of,
+    is_on_path,
+    marks,
+    message_ids,
+    path_ids,
+    session_row,
+    unreadable_entries,
+)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -40,7 +47,6 @@ _GROUP_COLUMNS = {
 }
 
 _INDEXED_CHARACTERS = 3
-_MOST_PATH_ENTRIES = 5_000
 
 _Found = tuple[int, str, str, int, str]
 """A found entry: its id, session, kind, created_ms and text."""
@@ -74,8 +80,8 @@ class SearchMethods(UsesDatabase):
         if session_id is None:
             ids = _indexed(sql, match, limits) if match else _all_messages(sql, limits)
         else:
-            path = path_ids(sql, leaf)
-            ids = common_ids(_indexed(sql, match, limits), path) if match else islice(path, _MOST_PATH_ENTRIES)
+            ids = message_ids(sql, leaf)
+            ids = common_ids(_indexed(sql, match, limits), ids) if match else ids
         titles = _titles(sql, match, session_id, limits) if words else ()
         found = chain(titles, _texts(sql, ids, session_id, limits))
         hits = (hit_of(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
@@ -96,17 +102,12 @@ class SearchMethods(UsesDatabase):
         patterns = patterns_of(query.replace("\0", " ").split())
         if not patterns or limit < 1:
             return ScanResult(hits=(), stopped_at=None)
-        hits = []
-        characters = 0
+        scan = Scan(session_id, patterns, limit=limit, without=without)
         path = path_ids(sql, leaf)
         for entry, kind in _unindexed(sql, islice(path, SCAN_ENTRIES), scope or Scope()):
-            text = unindexed_text(entry, without)
-            characters += len(text)
-            if all(pattern.search(text) for pattern in patterns):
-                hits.append(hit_of(entry.id, session_id, kind, entry.created_ms, text, patterns))
-            if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                return ScanResult(hits=tuple(hits), stopped_at=entry.id)
-        return ScanResult(hits=tuple(hits), stopped_at=next(path, None))
+            if scan.add(entry, kind):
+                return ScanResult(hits=tuple(scan.hits), stopped_at=entry.id)
+        return ScanResult(hits=tuple(scan.hits), stopped_at=next(path, None))
 
 
 class UsageMethods(UsesDatabase):
@@ -117,12 +118,11 @@ class UsageMethods(UsesDatabase):
         """See :meth:`crow.store.admin.Admin.totals`."""
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
-        names = [*SUM_NAMES, *keys]
+        names: list[str] = [*keys]
         if "session" in keys:
             names.append("title")
             columns += ", coalesce(p.title, s.title)"
-        order = "g_day, tokens_in DESC" if "day" in by else "sum(e.input_tokens) DESC"
-        grouping = f"GROUP BY {', '.join(f'g_{key}' for key in keys)} ORDER BY {order}" if keys else ""
+        grouping = f"GROUP BY {', '.join(f'g_{key}' for key in keys)}" if keys else ""
         rows = sql.execute(
             f"SELECT {SUM_COLUMNS}{columns}"
             " FROM entries e LEFT JOIN sessions s ON s.id = e.session AND s.conversation = e.conversation"
@@ -132,21 +132,21 @@ class UsageMethods(UsesDatabase):
             f" AND (:cwd IS NULL OR coalesce(p.cwd, s.cwd) = :cwd) AND {_IN_SCOPE} {grouping}",
             asdict(scope),
         )
-        return tuple(UsageTotal(**dict(zip(names, row, strict=True))) for row in rows)
+        return usage_totals(rows, names)
 
     @snapshot()
     def usage_by_model(self, sql: Connection, session_id: str) -> tuple[UsageTotal, ...]:
         rows = sql.execute(
             f"SELECT {SUM_COLUMNS}, e.model FROM entries e WHERE {IS_REQUEST} AND (e.session, e.conversation) IN"
             " (SELECT id, conversation FROM sessions WHERE (id = :id OR parent_id = :id) AND deleted_ms IS NULL)"
-            " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC",
+            " GROUP BY e.model",
             {"id": session_id},
         )
-        return tuple(UsageTotal(**dict(zip((*SUM_NAMES, "model"), row, strict=True))) for row in rows)
+        return usage_totals(rows, ["model"])
 
 
 _IN_SCOPE = (
-    "(:model IS NULL OR instr(lower(e.model), lower(:model)) > 0)"
+    "(:model IS NULL OR instr(folded(e.model), folded(:model)) > 0)"
     " AND (:since_ms IS NULL OR e.created_ms >= :since_ms) AND (:before_ms IS NULL OR e.created_ms < :before_ms)"
 )
 
@@ -180,9 +180,9 @@ def _titles(sql: Connection, match: str, session_id: str | None, limits: dict[st
     yield from sql.execute(
         f"SELECT newest_entry, id, 'title', updated_ms, title FROM sessions WHERE {chosen} AND typeof(title) = 'text'"
         " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session)"
-        " AND (:cwd IS NULL OR cwd = :cwd) AND (:model IS NULL OR instr(lower(model), lower(:model)) > 0)"
+        " AND (:cwd IS NULL OR cwd = :cwd) AND (:model IS NULL OR instr(folded(model), folded(:model)) > 0)"
         " AND (:since_ms IS NULL OR updated_ms >= :since_ms) AND (:before_ms IS NULL OR created_ms < :before_ms)"
-        f" AND {seen_in('sessions')} ORDER BY newest_entry DESC",
+        f" AND {seen_in('sessions')} ORDER BY newest_entry DESC, id DESC",
         {"match": match, "session": session_id, **limits},
     )
 

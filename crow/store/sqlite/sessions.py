@@ -17,22 +17,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from sqlite3 import Connection
 
-from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
-from crow.store.codec import changed_config, from_json, merged_metadata, to_json
+from crow.store.codec import merged_metadata
 from crow.store.owner import is_alive
-from crow.store.rows import (
-    JSON_COLUMNS,
-    SESSION_COLUMNS,
-    cursor_after,
-    parse_cursor,
-    possible_time,
-    session_of,
-    title_of_fork,
+from crow.store.rows import SESSION_COLUMNS, cursor_after, parse_cursor, plain, plain_or_none, possible_time, session_of
+from crow.store.session_rules import (
+    alias_taken,
+    changed_columns,
+    check_alias_to_move,
+    check_new_id,
+    check_page_limit,
+    columns_of_new,
+    fork_of,
+    id_taken,
+    is_entry_id,
+    is_update,
+    not_in_conversation,
 )
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
@@ -87,19 +91,18 @@ class SessionMethods(UsesDatabase):
         principal: str | None = None,
     ) -> SessionRow:
         row = session_row(sql, session_id)
-        principal = row.principal if principal is None else principal
+        principal = row.principal if principal is None else plain(principal)
         query = "SELECT title FROM sessions WHERE conversation = ? AND principal IS ?"
         titles = sql.execute(query, (row.conversation, principal))
-        fork = NewSession(
-            id=new_id,
+        fork = fork_of(
+            row,
+            new_id,
+            entry=entry,
             cwd=cwd,
             additional_directories=additional_directories,
-            forked_from=session_id,
-            leaf=row.leaf if entry is None else entry,
-            title=title_of_fork(row.title, [title for (title,) in titles]),
+            metadata=metadata,
             principal=principal,
-            metadata=merged_metadata(row.metadata, metadata or {}),
-            **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
+            titles=[title for (title,) in titles],
         )
         _insert_session(sql, fork)
         sql.execute("UPDATE sessions SET calibration = ? WHERE id = ?", (row.calibration, new_id))
@@ -109,16 +112,13 @@ class SessionMethods(UsesDatabase):
     @snapshot(raise_if_moved=True)
     def session_by_alias(self, sql: Connection, alias: str, *, principal: str | None = None) -> SessionRow | None:
         query = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {_HAS_ALIAS} AND deleted_ms IS NULL"
-        row = sql.execute(query, {"alias": alias, "principal": principal}).fetchone()
+        row = sql.execute(query, {"alias": plain(alias), "principal": plain_or_none(principal)}).fetchone()
         return session_of(row) if row else None
 
     @transaction()
     def move_alias(self, sql: Connection, session_id: str, to: str) -> None:
-        alias, _ = session_row(sql, session_id).alias, session_row(sql, to)
-        if alias is None:
-            raise ArgumentError(
-                f"Session {session_id} has no alias any more. Another process moved or removed the alias."
-            )
+        stored, _ = session_row(sql, session_id).alias, session_row(sql, to)
+        alias = check_alias_to_move(session_id, stored)
         change_session(sql, session_id, SessionChanges(alias=None))
         change_session(sql, to, SessionChanges(alias=alias))
 
@@ -133,8 +133,7 @@ class SessionMethods(UsesDatabase):
         archived: bool | None = False,
         seen_by: str | None = None,
     ) -> SessionPage:
-        if limit < 1:
-            raise ArgumentError(f"limit is {limit}; expected 1 or more.")
+        check_page_limit(limit)
         where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL"
         values: dict[str, object] = {"limit": limit + 1}
         if archived is not None:
@@ -142,7 +141,7 @@ class SessionMethods(UsesDatabase):
             values["archived"] = archived
         if cwd is not None:
             where += " AND cwd = :cwd"
-            values["cwd"] = cwd
+            values["cwd"] = plain(cwd)
         if cursor is not None:
             where += " AND (newest_entry, id) < (:newest, :after)"
             values["newest"], values["after"] = parse_cursor(cursor)
@@ -190,7 +189,7 @@ class SessionMethods(UsesDatabase):
             " AND parent_id IS NULL AND deleted_ms IS NULL AND conversation NOT IN (SELECT conversation FROM imports)"
             " AND (:principal IS NULL OR principal = :principal) LIMIT 1"
         )
-        values = {"paths": json.dumps(list(paths)), "principal": principal}
+        values = {"paths": json.dumps([plain(path) for path in paths]), "principal": principal}
         return sql.execute(query, values).fetchone() is not None
 
     @transaction()
@@ -208,16 +207,11 @@ class SessionMethods(UsesDatabase):
         return session_row(sql, session_id)
 
     @transaction(raise_if_moved=True)
-    def delete_session(self, sql: Connection, session_id: str) -> None:
+    def hide(self, sql: Connection, session_id: str) -> None:
         hide_session(sql, session_id)
 
     @transaction()
     def record_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it. The record keeps `tidy` from removing the
-        session.
-
-        :raises NoSuchSession: another process has just removed the session.
-        """
         session_row(sql, session_id)
         self._note_opening(sql, session_id)
 
@@ -359,34 +353,21 @@ def _closed_openings(sql: Connection) -> list[str]:
 
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row, and keys of its configuration. A title that the user chose is replaced only by
-    another title that the user chose. Archiving does not change `updated_ms`.
+    """Set columns of an existing row, and keys of its configuration. See `changed_columns`.
 
     :raises ArgumentError: the alias belongs to another session.
     """
-    if "title" in changes and not changes.get("title_by_user") and _has_title_by_user(sql, session_id):
-        del (changes := changes.copy())["title"]
-    if not changes:
+    is_title_by_user, config, principal = session_values(sql, session_id, "title_by_user, config, principal")
+    changed = changed_columns(changes, is_title_by_user=bool(is_title_by_user), config=config)
+    if not changed:
         return
-    if "config" in changes:
-        (known,) = session_values(sql, session_id, "config")
-        config = changed_config(from_json(known, {}), changes["config"])
-        changes = changes | SessionChanges(config=config)
-    alias = changes.get("alias")
-    if alias is not None:
-        (principal,) = session_values(sql, session_id, "principal")
-        _check_alias(sql, alias, session_id, principal)
-    if "title" in changes:
-        set_title(sql, session_id, changes["title"])
-    values = {name: to_json(value) if name in JSON_COLUMNS else value for name, value in changes.items()}
-    if changes.keys() != {"archived"}:
-        values["updated_ms"] = now_ms()
+    if changed.get("alias") is not None:
+        _check_alias(sql, changed["alias"], session_id, principal)
+    if "title" in changed:
+        set_title(sql, session_id, changed["title"])
+    values = {**changed, "updated_ms": now_ms()} if is_update(changed) else changed
     assignments = ", ".join(f"{name} = ?" for name in values)
     sql.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), session_id))
-
-
-def _has_title_by_user(sql: Connection, session_id: str) -> bool:
-    return bool(sql.execute("SELECT title_by_user FROM sessions WHERE id = ?", (session_id,)).fetchone()[0])
 
 
 def set_title(sql: Connection, session_id: str, title: str | None) -> None:
@@ -415,49 +396,42 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
     """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation.
     :raises NoSuchSession: the parent of a subagent does not exist, or is deleted.
     """
+    check_new_id(new.id)
     if sql.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
-        raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
-    principal = new.principal
+        raise id_taken(new.id)
+    principal = plain_or_none(new.principal)
     if new.parent_id is not None:
         (principal,) = session_values(sql, new.parent_id, "principal")
     if new.alias is not None:
-        _check_alias(sql, new.alias, new.id, principal)
+        _check_alias(sql, plain(new.alias), new.id, principal)
     now, turn, has_prompt, conversation = now_ms(), 0, False, new.conversation
     if conversation is None:
         conversation = insert(sql, "conversations", {"created_ms": now})
     if new.leaf is not None:
-        found = sql.execute("SELECT conversation, turn FROM entries WHERE id = ?", (new.leaf,)).fetchone()
-        if found is None or found[0] != conversation:
-            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from an entry that is.")
-        turn, has_prompt = found[1], has_user(sql, new.leaf)
-    row = {field.name: getattr(new, field.name) for field in fields(new) if field.name != "title"} | {
-        "conversation": conversation,
-        "principal": principal,
-        "additional_directories": to_json(new.additional_directories),
-        "config": to_json(new.config),
-        "metadata": to_json(new.metadata),
-        "turn": turn,
-        "has_prompt": has_prompt,
-        "newest_entry": new.leaf or 0,
-        "created_ms": now,
-        "updated_ms": now,
-    }
-    insert(sql, "sessions", row)
+        query = "SELECT turn FROM entries WHERE id = ? AND conversation = ?"
+        found = sql.execute(query, (new.leaf, conversation)).fetchone() if is_entry_id(new.leaf) else None
+        if found is None:
+            raise not_in_conversation(new.leaf, conversation)
+        turn, has_prompt = found[0], has_user(sql, new.leaf)
+    columns = columns_of_new(
+        new, conversation=conversation, principal=principal, turn=turn, has_prompt=has_prompt, now_ms=now
+    )
+    insert(sql, "sessions", columns | {"title": None})
     if new.parent_id is not None:
         sql.execute(
             "INSERT INTO shares (principal, session, access, created_ms)"
-            " SELECT principal, ?, access, ? FROM shares WHERE session = ?",
-            (new.id, now, new.parent_id),
+            " SELECT principal, ?, access, created_ms FROM shares WHERE session = ?",
+            (new.id, new.parent_id),
         )
-    if new.title is not None:
-        set_title(sql, new.id, new.title)
+    if columns["title"] is not None:
+        set_title(sql, new.id, columns["title"])
 
 
 def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | None) -> None:
     values = {"alias": alias, "id": session_id, "principal": principal}
     other = sql.execute(f"SELECT id FROM sessions WHERE {_HAS_ALIAS} AND id <> :id", values).fetchone()
     if other:
-        raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another alias.')
+        raise alias_taken(alias, other[0])
 
 
 def _living(sql: Connection, conversation: int) -> str:

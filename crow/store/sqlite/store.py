@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from sqlite3 import Connection
 
-from crow.domain.errors import StoreUnavailable
-from crow.store import Store, Tail
+from crow.store import Store
 from crow.store.codec import from_json, to_json
 from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.compression import CompressionMethods
-from crow.store.sqlite.database import Database, JournalMode, transaction
+from crow.store.sqlite.database import Database, snapshot, transaction
+from crow.store.sqlite.file import JournalMode
 from crow.store.sqlite.principals import PrincipalMethods
 from crow.store.sqlite.search import SearchMethods, UsageMethods
 from crow.store.sqlite.sessions import SessionMethods
 from crow.store.sqlite.watch import WatchMethods
 from crow.store.watching import Watcher
-
-logger = logging.getLogger(__name__)
 
 
 class SqliteStore(
@@ -35,13 +32,6 @@ class SqliteStore(
     Watcher,
 ):
     """A :class:`~crow.store.Store` in one file. Whoever opens it must close it."""
-
-    def __init__(self, database: Database, owner: str) -> None:
-        super().__init__(database, owner)
-        # Maps base URL and model to cached facts. Each comes with two version numbers from the time of reading. One of
-        # them changes when another process writes, the other when this store learns facts.
-        self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
-        self._times_learned = 0
 
     @classmethod
     async def open(
@@ -89,38 +79,20 @@ class SqliteStore(
         return self.database.warning
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether the file was opened only for reading, or cannot be written now."""
+        return self.database.is_read_only
+
+    @property
     def notifies(self) -> bool:
         return False
 
-    async def delete_session(self, session_id: str) -> None:
-        await super().delete_session(session_id)
-        self.on_stored(session_id)
-
-    async def open_session(self, session_id: str) -> Tail:
-        tail = await super().open_session(session_id)
-        if tail.row.leaf is None and not self.database.is_read_only:
-            try:
-                await self.record_opening(session_id)
-            except StoreUnavailable as error:
-                logger.warning("Session %s is open, but crow could not record that: %s", session_id, error)
-        return tail
-
-    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        version = (self.database.foreign_version, self._times_learned)
-        known = self._learned.get((base_url, model))
-        if known is None or known[0] != version:
-            facts = await self.database.read(lambda sql: _facts(sql, base_url, model))
-            known = self._learned[base_url, model] = version, facts
-        return known[1]
-
-    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        try:
-            await self._merge_facts(base_url, model, facts)
-        finally:
-            self._times_learned += 1
+    @snapshot()
+    def learned(self, sql: Connection, base_url: str, model: str) -> Mapping[str, object]:
+        return _facts(sql, base_url, model)
 
     @transaction()
-    def _merge_facts(self, sql: Connection, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+    def learn(self, sql: Connection, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         sql.execute(
             "INSERT INTO endpoints (base_url, model, learned) VALUES (?, ?, ?)"
             " ON CONFLICT (base_url, model) DO UPDATE SET learned = excluded.learned",

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from itertools import chain
 from typing import NoReturn
 
-from crow.domain.entries import Body, Entry, NewEntry, PromptName
+from crow.domain.entries import Entry, NewEntry, PromptName
 from crow.domain.errors import NoSuchSession
 from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
 from crow.store.owner import is_alive, readable
-from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
+from crow.store.portable import Block, ExportFile, MoveRecord, SessionRecord
 from crow.store.rows import SESSION_COLUMNS, possible_count, possible_time, session_of
 from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.connection import insert
@@ -26,13 +25,13 @@ from crow.store.sqlite.sessions import set_title
 from crow.store.transfer import (
     EXTRA_COLUMNS,
     WRITTEN_LATER,
+    ConversationImport,
     ExportedSessionDeleted,
     ExportSelection,
     ImportRemoved,
     Piece,
     SessionTaken,
     by_conversation,
-    next_piece,
     number_of,
 )
 
@@ -40,9 +39,6 @@ from crow.store.transfer import (
 
 _COPIED = ("id", "cwd", "title", "title_by_user", "archived", "created_ms", "updated_ms")
 """Fields of a session that have the same value in its row and in its record."""
-
-_PIECE_RECORDS = 200
-_PIECE_CHARACTERS = 1024 * 1024
 
 _NEEDED = """
     WITH RECURSIVE
@@ -168,7 +164,7 @@ def _maybe_number(ids: array[int], entry: object) -> int | None:
     return number_of(ids, entry) or None if isinstance(entry, int) else None
 
 
-class Importer:
+class Importer(ConversationImport):
     """Imports one conversation of a file. Call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction, so that other processes can write in between. Until `show` is called, the sessions
@@ -177,19 +173,11 @@ class Importer:
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
-        self.cleaned: list[str] = []
-        """The ids of the sessions whose titles were changed by the import."""
-        self.entries = block.entries
-        self.bytes = block.bytes
-        self.is_same = False
-        """Whether the same conversation was imported before, according to its hash."""
-        self._block = block
-        self._defaults = defaults
-        self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
+        super().__init__(file, block, defaults)
         self._base = 0
         """Entry number n of the conversation gets the id `_base` + n. `begin` reserves these ids."""
         self._conversation = 0
-        self._rows: list[SessionRecord] = []
+        self._rows: Sequence[SessionRecord] = ()
         self._states: dict[str | None, SessionState] = {}
 
     def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
@@ -198,19 +186,18 @@ class Importer:
 
         :raises SessionTaken: another process is importing or removing one of the sessions now.
         """
-        if _exists(connection, self._block):
-            self.is_same = _was_imported(connection, self._block)
+        if _exists(connection, self.block):
+            self.is_same = _was_imported(connection, self.block)
             return False
-        self._base = _reserve_ids(connection, self._block.entries)
-        for record, body in self._records:
-            match record:
-                case portable.ConversationRecord(created_ms=created_ms):
-                    self._add_conversation(connection, created_ms, now_ms)
-                case SessionRecord():
-                    self._add_session(connection, record)
-                case EntryRecord() | MoveRecord():
-                    self._records = chain([(record, body)], self._records)
-                    break
+        self._base = _reserve_ids(connection, self.block.entries)
+        conversation, self._rows = self.read_head()
+        self._conversation = insert(connection, "conversations", {"created_ms": conversation.created_ms})
+        connection.execute(
+            "INSERT OR REPLACE INTO imports (conversation, hash, created_ms) VALUES (?, ?, ?)",
+            (self._conversation, self.block.hash, now_ms),
+        )
+        for record in self._rows:
+            self._add_session(connection, record)
         # This state takes the entries whose session is not in the file. They are not included in the counters of any
         # session.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
@@ -220,20 +207,6 @@ class Importer:
             (now_ms, here, now_ms, self._conversation),
         )
         return True
-
-    def next_piece(self) -> Piece | None:
-        """Return the next records of the conversation, or None at its end. This method does not use the database.
-
-        :raises InvalidExport: a record is not valid.
-        :raises ArgumentError: the file was changed meanwhile.
-        """
-        return next_piece(
-            self._records,
-            lambda number: self._id(number) or 0,
-            self._bound,
-            most_records=_PIECE_RECORDS,
-            most_characters=_PIECE_CHARACTERS,
-        )
 
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece.
@@ -247,12 +220,12 @@ class Importer:
             raise ImportRemoved
         for one in piece:
             if isinstance(one, MoveRecord):
-                leaves = {"from_leaf": self._id(one.from_leaf), "to_leaf": self._id(one.to_leaf)}
+                leaves = {"from_leaf": self.entry_id(one.from_leaf), "to_leaf": self.entry_id(one.to_leaf)}
                 insert(connection, "moves", {**asdict(one), **leaves})
                 continue
             record, stored = one
             state = self._states[record.session]
-            state.leaf, state.now_ms = self._id(record.parent), record.created_ms
+            state.leaf, state.now_ms = self.entry_id(record.parent), record.created_ms
             new = NewEntry(
                 body=stored.body, model=record.model, usage=record.usage, cost=record.cost, estimate=record.estimate
             )
@@ -262,47 +235,35 @@ class Importer:
         """Make the sessions visible, after the whole file was imported."""
         for record in self._rows:
             self._states[record.id].save()
-            leaf = self._id(record.leaf)
+            leaf = self.entry_id(record.leaf)
             listed = record.listed
-            if record.id not in self._defaults.extras:  # another program may have written the file
+            if record.id not in self.defaults.extras:  # another program may have written the file
                 listed = listed or (leaf is not None and has_user(connection, leaf))
             connection.execute(
                 "UPDATE sessions SET leaf = ?, newest_entry = max(newest_entry, ?), has_prompt = ?, updated_ms = ?,"
                 " deleted_ms = NULL WHERE id = ?",
                 (leaf, leaf or 0, listed, record.updated_ms, record.id),
             )
-            if record.id in self._defaults.extras:
-                _set_extras(connection, record.id, leaf, self._defaults.extras[record.id])
-
-    def _add_conversation(self, connection: sqlite3.Connection, created_ms: int, now_ms: int) -> None:
-        self._conversation = insert(connection, "conversations", {"created_ms": created_ms})
-        connection.execute(
-            "INSERT OR REPLACE INTO imports (conversation, hash, created_ms) VALUES (?, ?, ?)",
-            (self._conversation, self._block.hash, now_ms),
-        )
+            if record.id in self.defaults.extras:
+                _set_extras(connection, record.id, leaf, self.defaults.extras[record.id])
 
     def _add_session(self, connection: sqlite3.Connection, record: SessionRecord) -> None:
         values = {
             **{field.name: getattr(record, field.name) for field in fields(record) if field.name not in WRITTEN_LATER},
             "conversation": self._conversation,
-            "model": self._defaults.model,
-            "mode": self._defaults.mode,
+            "model": self.defaults.model,
+            "mode": self.defaults.mode,
         }
         insert(connection, "sessions", values)
-        if record.title is not None:
-            title = record.title if record.id in self._defaults.extras else portable.clean_title(record.title)
+        if (title := self.title_of(record)) is not None:
             set_title(connection, record.id, title)
-            if title != record.title:
-                self.cleaned.append(record.id)
-        self._rows.append(record)
         self._states[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
 
-    def _id(self, number: int | None) -> int | None:
-        """Return the database id of an entry of the file, or None if the file has no entry with this number."""
-        return self._base + number if number is not None and 1 <= number <= self._block.entries else None
+    def entry_id(self, number: int | None) -> int | None:
+        return self._base + number if number is not None and 1 <= number <= self.block.entries else None
 
-    def _bound(self, number: int) -> int:
-        return self._base + max(1, min(number, self._block.entries + 1))
+    def bound(self, number: int) -> int:
+        return self._base + max(1, min(number, self.block.entries + 1))
 
 
 def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
@@ -380,21 +341,6 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
 
 def _no_session(session_id: str) -> NoReturn:
     raise NoSuchSession(session_id)
-
-
-def groups_of(importers: Sequence[Importer]) -> Iterator[Sequence[Importer]]:
-    """Yield the importers in groups. All conversations of a group fit together into one small transaction. A large
-    conversation is alone in its group."""
-    group: list[Importer] = []
-    entries = size = 0
-    for importer in importers:
-        if group and (entries + importer.entries > _PIECE_RECORDS or size + importer.bytes > _PIECE_CHARACTERS):
-            yield group
-            group, entries, size = [], 0, 0
-        group.append(importer)
-        entries, size = entries + importer.entries, size + importer.bytes
-    if group:
-        yield group
 
 
 def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:

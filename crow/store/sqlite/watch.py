@@ -8,6 +8,7 @@ from sqlite3 import Connection
 import anyio
 
 from crow.store.owner import is_alive
+from crow.store.paths import PATH_BATCH
 from crow.store.rows import SESSION_COLUMNS, possible_time, session_of
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
@@ -18,8 +19,6 @@ _POLL_S = 0.05
 _POLLS_PER_READ = 10
 """After this many polls, the session is read even if the file has not changed. Otherwise the death of an owner would
 not be noticed, because it does not change the file."""
-
-_MOST_ENTRIES = 256
 
 
 class WatchMethods(UsesDatabase):
@@ -55,8 +54,9 @@ class WatchMethods(UsesDatabase):
         and `piece` the number of the last known piece of the draft."""
         *values, owner, lease_ms = session_values(sql, session_id, f"{SESSION_COLUMNS}, owner, lease_ms")
         row = session_of(values)
-        query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
-        ids = [entry_id for (entry_id,) in sql.execute(query, (session_id, after, _MOST_ENTRIES))]
+        # An imported session may have the id of a deleted session whose entries are still part of a fork.
+        query = "SELECT id FROM entries WHERE session = ? AND +conversation = ? AND id > ? ORDER BY id LIMIT ?"
+        ids = [entry_id for (entry_id,) in sql.execute(query, (session_id, row.conversation, after, PATH_BATCH))]
         entries, taken = entries_of(sql, ids)
         pieces = sql.execute(
             "SELECT seq, CAST(message_id AS TEXT), iif(seq > ?3, CAST(text AS TEXT), ''),"
@@ -68,7 +68,7 @@ class WatchMethods(UsesDatabase):
         found = SessionRead(
             row=row,
             entries=entries,
-            has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,
+            has_more=taken < len(ids) or len(ids) == PATH_BATCH,
             pieces=[Piece(*one) for one in pieces if one[0] > piece],
             has_draft=bool(pieces),
             is_elsewhere=is_running and owner != self.owner,

@@ -123,7 +123,7 @@ async def test_matches_in_one_long_entry_are_shown_with_their_positions(store: S
 
 
 async def test_answer_says_which_entries_were_not_searched(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crow.store.sqlite.search.SCAN_CHARACTERS", 1_000)
+    monkeypatch.setattr("crow.store.search.SCAN_CHARACTERS", 1_000)
     (asked,) = await add(store, "s1", said("", calls=2))
     stored = await add(store, "s1", result(asked.id, "needle"), result(asked.id, "y" * 2_000, index=1))
     assert await recall(store, "needle") == (

@@ -44,7 +44,7 @@ async def sql(url: str, store: Store) -> AsyncIterator[Any]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"_HISTORY_BATCH": 4, "_LONGEST_RUN": 8, "_MOST_LEFT": 2, "_FIRST_BATCH": 2, "_PATH_BATCH": 5, "_PIECE": 2}
+    sizes = {"HISTORY_BATCH": 4, "_LONGEST_RUN": 8, "_MOST_LEFT": 2, "FIRST_BATCH": 2, "PATH_BATCH": 5, "_PIECE": 2}
     for name, size in sizes.items():
         monkeypatch.setattr(paths, name, size)
 

@@ -17,7 +17,7 @@ import pytest
 from crow.domain.errors import StoreUnavailable
 from crow.domain.messages import Text
 from crow.store.sqlite.connection import FileLock, LockTimeout
-from crow.store.sqlite.database import JournalMode
+from crow.store.sqlite.file import JournalMode
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, bodies, converse, history, new_session, said
 from tests.support.disks import DROP

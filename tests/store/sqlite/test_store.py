@@ -24,7 +24,7 @@ from crow.store.admin import SessionFilter
 from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.connection import pragma
-from crow.store.sqlite.database import JournalMode
+from crow.store.sqlite.file import JournalMode
 from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, migrate, schema
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
