@@ -87,7 +87,7 @@ async def _run(options: argparse.Namespace, loaded: Loaded) -> int:
             return await _compare_change(
                 store, sessions[0], await _change(options, loaded, store, sessions[0]), options
             )
-        return await _compare(store, sessions, Rebuilder(known_extras(loaded)), is_from_file, options)
+        return await _compare(store, sessions, Rebuilder(known_extras(loaded), is_from_file=is_from_file), options)
 
 
 async def _open(name: str, loaded: Loaded, opened: AsyncExitStack) -> tuple[Store, list[str], bool]:
@@ -129,15 +129,13 @@ def known_extras(loaded: Loaded) -> Mapping[str, Mapping[str, object]]:
     return {extra_digest(extra): extra for extra in found if extra}
 
 
-async def _compare(
-    store: Store, sessions: list[str], rebuilder: Rebuilder, is_from_file: bool, options: argparse.Namespace
-) -> int:
+async def _compare(store: Store, sessions: list[str], rebuilder: Rebuilder, options: argparse.Namespace) -> int:
     """Print which requests and edits are identical, and the first difference."""
     found: list[Replayed] = []
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as folder:
         place = scratch_workspace(Path(folder))
-        runs = [replayed_requests(store, session, rebuilder, place, is_from_file=is_from_file) for session in sessions]
-        if not is_from_file:  # masking has changed the files in a case
+        runs = [replayed_requests(store, session, rebuilder, place) for session in sessions]
+        if not rebuilder.is_from_file:  # masking has changed the files in a case
             runs += [replayed_edits(store, session, open_scratch_toolbox) for session in sessions]
         for run in runs:
             async for each in run:

@@ -130,14 +130,20 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCheck:
-    """A check that a command line runs."""
+class CheckRun:
+    """A check that a command line ran, or that crow ran after an edit."""
 
     line: str
     """The words of the check itself, without wrappers such as `uv run`."""
     program: str
     kind: CheckKind
     outcome: Outcome = "unknown"
+    exit_code: int | None = None
+    """The exit code of the whole command line. None if it was ended."""
+    began: int = 0
+    """The id of the entry with which the command line began, if it comes from a log."""
+    files: tuple[str, ...] | None = None
+    """The only files for which it ran. None if the fields below say what it covers."""
     directory: str = ""
     """Where it ran, as the line's `cd` names it. Empty for the session's directory."""
     paths: tuple[str, ...] = ()
@@ -148,6 +154,8 @@ class FoundCheck:
     def covers(self, name: str) -> bool:
         """Return whether the check can find faults in the file `name`, relative to the session's directory. An empty
         name stands for files that the log does not name."""
+        if self.files is not None:
+            return name in self.files
         if self.kind in ("types", "lint"):
             suffixes = _SUFFIXES_OF.get(self.program)
             if name and suffixes is not None and name.rpartition(".")[2] not in suffixes:
@@ -161,7 +169,7 @@ class FoundCheck:
 class CommandFacts:
     """What a command line does."""
 
-    checks: tuple[FoundCheck, ...] = ()
+    checks: tuple[CheckRun, ...] = ()
     may_change: bool = False
     """It may change files, if it is allowed to."""
     changes_last: bool = False
@@ -197,7 +205,7 @@ def command_facts(
         return command_facts(inner, exit_code, cwd=cwd, named=named, pipes=None if "|" in inner else pipes)
     is_clear = is_clear and not any(_HIDING & set(each.words[:1]) for each in segments)
     directory = ""
-    found: list[tuple[int, FoundCheck]] = []
+    found: list[tuple[int, CheckRun]] = []
     changes: list[int] = []
     for index, segment in enumerate(segments):
         words = _unwrapped(segment.words)
@@ -207,7 +215,7 @@ def command_facts(
         if kind is not None:
             check = _check(words, kind, directory, cwd)
             outcome = _outcome(segments, index, exit_code, pipes) if is_clear else _unclear(exit_code)
-            found.append((index, replace(check, outcome=outcome)))
+            found.append((index, replace(check, outcome=outcome, exit_code=exit_code)))
         elif segment.writes or not (_is_harmless(words) or (found and words[0] == "tee")):
             changes.append(index)
     first = found[0][0] if found else 0
@@ -363,7 +371,7 @@ def _is_harmless(words: Sequence[str]) -> bool:
     return words[0] == "sed" and "-n" in words and not any(word.startswith(("-i", "--in-place")) for word in words)
 
 
-def _check(words: Sequence[str], kind: CheckKind, directory: str, cwd: str) -> FoundCheck:
+def _check(words: Sequence[str], kind: CheckKind, directory: str, cwd: str) -> CheckRun:
     program, operands, is_value = words[0], [], False
     for word in words[1:]:
         if not word.startswith(("-", "+")) and not is_value:
@@ -374,7 +382,7 @@ def _check(words: Sequence[str], kind: CheckKind, directory: str, cwd: str) -> F
     if kind in ("types", "lint") and program not in _PATHLESS:
         paths = tuple(_inside(path.removesuffix("/..."), cwd) for path in operands[program in _WITH_VERB :])
     is_partial = kind == "test" and _is_partial(words, [_inside(path.rstrip("/"), cwd) for path in places])
-    return FoundCheck(
+    return CheckRun(
         line=" ".join(words), program=program, kind=kind, directory=directory, paths=paths, is_partial=is_partial
     )
 

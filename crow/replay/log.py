@@ -8,7 +8,7 @@ code makes them: if they differ from those in the log, the bytes of the next req
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import dropwhile, islice, takewhile
@@ -115,17 +115,14 @@ class LoggedStore:
     def __init__(
         self,
         row: SessionRow,
-        source: AsyncIterator[Entry],
-        until: Callable[[int], Awaitable[Sequence[Entry]]],
+        path: Callable[[], AsyncIterator[Entry]],
         *,
         is_from_file: bool,
     ) -> None:
-        """`source` yields the entries of the path. `until` returns those up to an entry again."""
+        """Each call of `path` yields all entries of the path."""
         self.row = replace(row, calibration=1.0, mode="ask", leaf=None, config={}, permissions=())
         self.ahead: deque[Entry] = deque()
         """The entries that were not taken yet: the rest of this turn, and the next turns."""
-        self.taken = 0
-        """The number of entries that were taken."""
         self.has_parked = False
         """Whether the turn has reached the place where it was cancelled or killed."""
         self.difference: str | None = None
@@ -141,7 +138,7 @@ class LoggedStore:
         """The endpoint of the newest answer that was taken."""
         self.sent = 0
         """The id of the newest request that the turn has sent."""
-        self._source, self._until, self._is_from_file = source, until, is_from_file
+        self._path, self._source, self._is_from_file = path, path(), is_from_file
         self._key = ("", 0)
         self._turns_ahead = 0
         self._to_take = 0
@@ -309,7 +306,6 @@ class LoggedStore:
 
     def _take_one(self) -> Entry:
         entry = self.ahead.popleft()
-        self.taken += 1
         self._turns_ahead -= not self.ahead or _turn_of(self.ahead[0]) != _turn_of(entry)
         self.row = replace(self.row, leaf=entry.id, mode=_mode_at(self.row.mode, entry))
         if isinstance(entry.body, Assistant):
@@ -355,7 +351,8 @@ class LoggedStore:
     async def tail(self, session_id: str = "") -> Tail:  # noqa: ARG002
         """Return all entries of the path up to here, as they are in the log."""
         self.changed = None
-        return Tail(row=self.row, entries=tuple(await self._until(self.row.leaf or 0)))
+        entries = [entry async for entry in self._path() if entry.id <= (self.row.leaf or 0)]
+        return Tail(row=self.row, entries=tuple(entries))
 
     async def save_draft(self, session_id: str, **piece: object) -> None:
         """Save nothing."""
