@@ -57,7 +57,6 @@ from crow.tools.servers import (
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:  # imported later, because `initialize` is answered without them
-    from crow.export.redact import Redactor
     from crow.mirror import Mirror
     from crow.store.admin import Admin
     from crow.store.postgres.store import PostgresStore
@@ -594,12 +593,7 @@ def traced(store: Store, loaded: Loaded) -> Store:
 
 def trace_redactor(loaded: Loaded) -> Redactor | None:
     """Return a function that masks the content of traces, or None if traces have no content."""
-    if not loaded.settings.telemetry.content:
-        return None
-    from crow.export.redact import redactor
-
-    secrets = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
-    return redactor(secrets, home=os.path.expanduser("~"), is_strict=True)
+    return page_redactor(loaded, is_strict=True) if loaded.settings.telemetry.content else None
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:

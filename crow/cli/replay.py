@@ -78,6 +78,10 @@ def run_replay(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, loaded: Loaded) -> int:
+    if options.live and (options.prompt or options.sets):
+        raise ArgumentError("--live sends the requests of the log unchanged; leave out --with and --set, or --live.")
+    if options.turn != 1 and not options.live:
+        raise ArgumentError("--from works only with --live.")
     async with AsyncExitStack() as opened:
         store, sessions, is_from_file = await _open(options.session, loaded, opened)
         if options.live:

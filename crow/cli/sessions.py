@@ -44,7 +44,7 @@ from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
 from crow.store.admin import Admin, ListedSession, SessionFilter
 from crow.store.codec import tag_name, tags_of
-from crow.store.spending import add_sessions, session_spending
+from crow.store.spending import add_session, add_sessions
 from crow.store.transcript import Transcript, message_text, time_text
 
 if TYPE_CHECKING:
@@ -318,12 +318,12 @@ async def stats(context: SessionsContext) -> None:
 
 async def _breakdown(context: SessionsContext) -> None:
     """Print where tokens and time went, in one session or in all that the options choose."""
+    scope = _scope(context)
+    spending = Spending(since_ms=scope.since_ms or 0, model=scope.model or "")
+    spending.before_ms = spending.before_ms if scope.before_ms is None else scope.before_ms
     if context.options.session:
-        spending = await session_spending(context.store, await context.admin.find(context.options.session))
+        await add_session(context.store, await context.admin.find(context.options.session), spending)
     else:
-        scope = _scope(context)
-        spending = Spending(since_ms=scope.since_ms or 0, model=scope.model or "")
-        spending.before_ms = spending.before_ms if scope.before_ms is None else scope.before_ms
         directories = None if scope.cwd is None else (scope.cwd,)
         for archived in (False, True):
             listed = await context.admin.listed(SessionFilter(directories=directories, archived=archived))
