@@ -193,6 +193,7 @@ class ConversationBuilder:
         step = self._current()
         call = tool_call(call_id, name, arguments)
         announcement = announcement or announce(name, arguments, self._cwd)
+        step.newest[call_id] = len(step.calls)
         step.calls.append((call_id, call, announcement))
 
     def finish_answer(self, finish: FinishReason) -> None:
@@ -223,8 +224,7 @@ class ConversationBuilder:
         """Add the result of a call. If no call with this id waits for a result, report a problem."""
         images = tuple(part for part in parts if isinstance(part, Image))
         found = _Result(words_of(parts), images, is_error, duration_ms, short_line(title, 200), self._now_ms)
-        calls = self._step.calls if self._step is not None else []
-        index = max((at for at, (name, _, _) in enumerate(calls) if name == call_id), default=None)
+        index = None if self._step is None else self._step.newest.get(call_id)
         if self._step is not None and index is not None:
             is_expected = self._step.results.setdefault(index, found) is found
         elif is_expected := call_id in self._calls:
@@ -488,6 +488,8 @@ class _Step:
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, ToolCall, Announcement]] = field(default_factory=list)
     """The calls, each with the id that it has in the imported session."""
+    newest: dict[str, int] = field(default_factory=dict)
+    """Maps each of these ids to the index of the newest call with it."""
     results: dict[int, _Result] = field(default_factory=dict)
     """Maps the index of a call to its result."""
     usage: tuple[Usage, float | None] | None = None
