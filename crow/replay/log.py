@@ -131,7 +131,7 @@ class LoggedStore:
         """Whether today's code decides about compactions and shortened results. Otherwise, those of the log are used,
         because the log does not say which limits held."""
         self.changed: Entry | None = None
-        """The first taken entry that today's code makes otherwise than it is in the log."""
+        """The first taken entry that today's code makes with other content than it has in the log."""
         self.limits: LoggedLimits | None = None
         """The limits of the newest request that was taken."""
         self.endpoint = ""
@@ -169,7 +169,7 @@ class LoggedStore:
                 return
 
     def before_next(self) -> list[Entry]:
-        """Return the entries of the turn before the next one that it makes itself."""
+        """Return the entries before the next entry that the turn makes itself."""
         return list(takewhile(lambda entry: not self._is_made(entry.body), self.upcoming()))
 
     def next_made(self, after: Entry | None = None) -> Body | None:
@@ -329,13 +329,13 @@ class LoggedStore:
         return len(before)
 
     def overflowed(self) -> int:
-        """Return the number of entries up to the last compaction after an endpoint refused the next request as too
-        long. Return 0 if there is none, or if today's code decides about it."""
+        """Return the number of entries up to the last compaction that the log has because the endpoint refused the next
+        request as too long. Return 0 if there is no such compaction, or if today's code decides about compactions."""
         before = enumerate(self.before_next(), 1)
         return max((number for number, entry in before if _is_overflow(entry.body)), default=0)
 
     def mode_ahead(self) -> str:
-        """Return the mode at the next request if the log has a new one before it, or an empty string."""
+        """Return the mode that the log sets before the next request, or an empty string if it sets none."""
         before = takewhile(lambda entry: not isinstance(entry.body, Assistant), self.upcoming())
         return reduce(_mode_at, before, "")
 

@@ -77,7 +77,7 @@ class LoggedTurns:
         self._stand_on(Tail(row=store.row, entries=()))
 
     async def begin(self) -> None:
-        """Continue from the log as it is up to here, after a turn that did something else."""
+        """Read the branch from the log again, up to here, after a turn that did something else than the log says."""
         self._stand_on(await self._store.tail())
 
     def _stand_on(self, tail: Tail) -> None:
@@ -132,7 +132,7 @@ class LoggedTurns:
         await turn.end(end)
 
     async def _end_of(self, work: Awaitable[Any]) -> Any:
-        """Return what `work` returns, or `error` if it fails as a turn may fail."""
+        """Return what `work` returns, or `error` if it raises an error with which a turn can end."""
         try:
             return await work
         except Diverged:
@@ -479,8 +479,8 @@ class _LoggedInbox:
         return any(isinstance(entry.body, User | Custom | Skill) for entry in self._store.before_next())
 
     async def deliver(self) -> None:
-        """Take it over. Set the mode and, unless a compaction comes first, the calibration to those of the next
-        request."""
+        """Take these entries from the log. Set the mode and, unless a compaction comes first, the calibration to those
+        of the next request."""
         branch, store = self._branch, self._store
         await branch.store_only(())
         store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
@@ -491,7 +491,7 @@ class _LoggedInbox:
 
 
 class _Nobody:
-    """Gets what clients are told."""
+    """Takes the place of the clients. What they are told is lost."""
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""

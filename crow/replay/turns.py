@@ -42,7 +42,6 @@ class _PathReplay:
         self._found: list[Replayed] = []
         self._reason = ""
         """Why the turn does not do what the log says. It becomes the words of the turn's next request."""
-        self._newest: Entry | None = None
 
     async def requests(self) -> AsyncIterator[Replayed]:
         """Yield the requests of the path."""
@@ -55,9 +54,8 @@ class _PathReplay:
                 await self._turns.begin()
             while entry := next(self._store.upcoming(), None):
                 await self._take(entry)
-                self._newest = entry
-            if self._reason and self._newest is not None:  # the turn has no further request
-                self._add(self._newest, self._reason)
+            if self._reason:  # the turn has no further request
+                self._add(self._turns.branch.entries[-1], self._reason)
             for each in self._found:
                 yield each
             self._found.clear()

@@ -90,9 +90,13 @@ class _Simulation:
         self._logged = logged
         self._projection = Projection()
         self._leaf: Entry | None = None
+        """The entry that was added last."""
         self._before: Context | None = None
+        """The context of the request before."""
         self._requests = 0
+        """The number of requests so far."""
         self._passes: list[int] = []
+        """The value of `_requests` at each compaction."""
 
     def add(self, entry: Entry) -> None:
         """Add an entry to the path."""
