@@ -75,9 +75,14 @@ _HARMLESS_GIT = _words(
 )
 _IDLE = _words(
     "--version -V --help -h --collect-only --co --fixtures --listTests --list --list-tests --dry-run "
-    "--setup-plan --no-run --showconfig --just-print --show-files --show-settings --showConfig --print-config"
+    "--setup-plan --setup-only --no-run --showconfig --just-print --show-files --show-settings --showConfig "
+    "--print-config"
 )
 """With one of these options, a program checks nothing."""
+_IDLE_OF = {"make": "-n", "ctest": "-N", "tox": "-l", "nox": "-l", "go": "-list"}
+"""Options with which only this program checks nothing."""
+_FORGIVING = _words("--exit-zero --ignore-errors --if-present")
+"""With one of these options, a check ends with exit code 0 although it failed or did not run."""
 _NARROWING = _words(
     "-k -m -t -p -g --lf --last-failed --ff --sw --deselect --ignore -run --run --testNamePattern --filter "
     "--grep --only --lib --bins --package --bin --testPathPattern --onlyChanged --changed --related -R "
@@ -214,7 +219,8 @@ def command_facts(
         kind = _kind_of(words, named)
         if kind is not None:
             check = _check(words, kind, directory, cwd)
-            outcome = _outcome(segments, index, exit_code, pipes) if is_clear else _unclear(exit_code)
+            is_told = is_clear and not _is_forgiving(words)
+            outcome = _outcome(segments, index, exit_code, pipes) if is_told else _unclear(exit_code)
             found.append((index, replace(check, outcome=outcome, exit_code=exit_code)))
         elif segment.writes or not (_is_harmless(words) or (found and words[0] == "tee")):
             changes.append(index)
@@ -311,7 +317,7 @@ def _after_options(words: list[str], *, takes_number: bool = False) -> list[str]
 
 def _kind_of(words: Sequence[str], named: Sequence[str]) -> CheckKind | None:
     """Return the kind of check that a command is, or None."""
-    if not words or _IDLE & set(words) or (words[0] == "make" and "-n" in words):
+    if not words or _is_idle(words):
         return None
     for each in named:
         wanted = each.split()
@@ -325,6 +331,14 @@ def _kind_of(words: Sequence[str], named: Sequence[str]) -> CheckKind | None:
         return None
     kind = next((kind for kind, patterns in _CHECKS.items() if _matches_any(words, patterns)), None)
     return None if kind == "build" and words[0] in ("make", "ninja") and _targets(words) else kind
+
+
+def _is_idle(words: Sequence[str]) -> bool:
+    return _IDLE_OF.get(words[0]) in words or not _IDLE.isdisjoint(words)
+
+
+def _is_forgiving(words: Sequence[str]) -> bool:
+    return not _FORGIVING.isdisjoint(words) or (words[0] == "make" and "-i" in words)
 
 
 def _targets(words: Sequence[str]) -> list[str]:
@@ -359,7 +373,7 @@ def _matches(words: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _is_harmless(words: Sequence[str]) -> bool:
     """Return whether a command changes no files."""
-    if not words or words[0] in _HARMLESS or _IDLE & set(words):
+    if not words or words[0] in _HARMLESS or _is_idle(words):
         return True
     if words[0] in ("source", "."):
         return len(words) > 1 and words[1].endswith("/activate")
@@ -411,9 +425,11 @@ def _outcome(
     start = max((at for at in range(index + 1) if segments[at].before in (";", "\n", "")), default=0)
     end = next((at for at in range(index + 1, len(segments)) if segments[at].before in (";", "\n")), len(segments))
     sets = [segment.words for segment in segments[:start] if segment.words[:1] == ["set"]]
-    stops = any(word.startswith("-") and "e" in word for words in sets for word in words[1:2])
+    stops = [word.startswith("-") for words in sets for word in words[1:2] if "e" in word][-1:] == [True]
     if end < len(segments) and not (stops and exit_code == 0):
         return "unknown"
+    if end < len(segments) and any(each.before == "&&" for each in segments[start + 1 : end]):
+        return "unknown"  # `set -e` does not end a line between these commands
     begin = max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
     pipeline_end = next((at for at in range(index + 1, end) if segments[at].before not in ("|", "|&")), end)
     if pipeline_end > index + 1:
