@@ -52,7 +52,8 @@ async def write_case(
     with exported.open("wb") as file:
         async for line in admin.export([session_id]):
             file.write(line)
-    _write_lines(masked, _masked(exported, redact))
+    with masked.open("wb") as file:
+        file.writelines(_lines(_masked(exported, redact)))
     sessions = await import_case(scratch[1], masked)
     digests: dict[int, SentRequest] = {}
     for session in sessions:
@@ -171,9 +172,3 @@ def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
                 written.clear()  # blobs are named once in each conversation
             yield lines.records(record)
     yield lines.end()
-
-
-def _write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:
-    """Write an export file with these records."""
-    with path.open("wb") as file:
-        file.writelines(_lines(records))

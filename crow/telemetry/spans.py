@@ -109,8 +109,8 @@ class _Translation:
                     self._add_chat(entry, times, body.sent, body.endpoint)
                 case ModelRequest(sent=sent):
                     self._add_chat(entry, times, sent, "")
-                case Checkpoint() | Mask():
-                    self._add_compaction(entry, times)
+                case Checkpoint() | Mask() as body:
+                    self._add_compaction(entry.id, body, times)
                 case Started(call=call):
                     self._started[call] = times[1]
                 case ToolResult() as body:
@@ -194,14 +194,15 @@ class _Translation:
             attributes["error.type"] = "no_answer" if body.purpose == "answer" else ""
         self._add(f"chat {self._model}", span_id("chat", entry.id), times, attributes, is_client=True)
 
-    def _add_compaction(self, entry: Entry, times: tuple[int, int]) -> None:
-        body = entry.body
-        attributes: dict[str, Value | None] = {}
-        if isinstance(body, Checkpoint | Mask):
-            attributes |= {"crow.tokens_before": body.tokens_before, "crow.tokens_after": body.tokens_after}
-        if isinstance(body, Checkpoint):
-            attributes |= {"crow.compaction.reason": body.reason, "crow.compaction.method": body.method}
-        self._add("compact", span_id("compaction", entry.id), times, attributes)
+    def _add_compaction(self, entry_id: int, body: Checkpoint | Mask, times: tuple[int, int]) -> None:
+        """Add the span of a compaction."""
+        attributes: dict[str, Value | None] = {
+            "crow.tokens_before": body.tokens_before,
+            "crow.tokens_after": body.tokens_after,
+            "crow.compaction.reason": body.reason,
+            "crow.compaction.method": body.method if isinstance(body, Checkpoint) else None,
+        }
+        self._add("compact", span_id("compaction", entry_id), times, attributes)
 
     def _add_call(self, call: CallRef, times: tuple[int, int], result: ToolResult | None, *, error: str = "") -> None:
         """Add the span of a tool call. Without `result`, the turn ended before the call did."""

@@ -66,61 +66,22 @@ def _arguments_of(arguments: Any) -> Mapping[str, Any]:
     return {} if arguments is None else {"input": arguments}
 
 
-_KINDS: Mapping[CallKind, frozenset[str]] = {
-    "execute": frozenset(
-        [
-            "bash",
-            "shell",
-            "exec",
-            "exec_command",
-            "local_shell",
-            "shell_command",
-            "unified_exec",
-            "container_exec",
-            "write_stdin",
-            "developer__shell",
-            "execute_command",
-            "terminal",
-            "run_command",
-            "powershell",
-        ]
+_TOOLS: Mapping[CallKind, str] = {
+    "execute": (
+        "bash shell exec exec_command local_shell shell_command unified_exec container_exec write_stdin "
+        "developer__shell execute_command terminal run_command powershell"
     ),
-    "read": frozenset(["read", "read_file", "view", "cat", "notebookread", "view_image", "load_file"]),
-    "edit": frozenset(
-        [
-            "edit",
-            "write",
-            "multiedit",
-            "apply_patch",
-            "patch",
-            "notebookedit",
-            "write_file",
-            "edit_file",
-            "str_replace",
-            "text_editor",
-            "developer__text_editor",
-            "str_replace_editor",
-        ]
+    "read": "read read_file view cat notebookread view_image load_file",
+    "edit": (
+        "edit write multiedit apply_patch patch notebookedit write_file edit_file str_replace text_editor "
+        "developer__text_editor str_replace_editor"
     ),
-    "search": frozenset(
-        [
-            "grep",
-            "glob",
-            "ls",
-            "list",
-            "find",
-            "search",
-            "codesearch",
-            "list_dir",
-            "grep_files",
-            "toolsearch",
-            "analyze",
-        ]
-    ),
-    "fetch": frozenset(["webfetch", "websearch", "web_search", "web_fetch", "fetch"]),
-    "think": frozenset(["think", "todowrite", "todoread", "todo_write", "update_plan", "task", "agent"]),
+    "search": "grep glob ls list find search codesearch list_dir grep_files toolsearch analyze",
+    "fetch": "webfetch websearch web_search web_fetch fetch",
+    "think": "think todowrite todoread todo_write update_plan task agent",
 }
-_KIND_OF: Mapping[str, CallKind] = {word: kind for kind, words in _KINDS.items() for word in words}
+"""The names of other agents' tools, in small letters."""
+_KIND_OF: Mapping[str, CallKind] = {name: kind for kind, names in _TOOLS.items() for name in names.split()}
 _PATHS = ("file_path", "filePath", "path", "notebook_path", "filename")
 """The arguments that name a call's file, best first."""
 _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt")
