@@ -330,7 +330,7 @@ async def _breakdown(context: SessionsContext) -> None:
         return print_json([spending.as_json()])
     used = f"{spending.tokens_in:,} input and {spending.tokens_out:,} output tokens"
     print_markdown(
-        f"{plural(spending.requests, 'request')}: {used}, {spending.cost:.4f} US dollars.\n\n{spending.text()}"
+        f"{plural(spending.requests, 'request')}: {used}, {spending.cost:.4f} US dollars.\n\n{spending.text()}\n"
     )
     return None
 

@@ -208,8 +208,8 @@ def request_of(logged: LoggedRequest, sent: SentRequest | None) -> Request:
 
 def _why_unknown(logged: LoggedRequest) -> str:
     prompt = logged.projection.prompt
-    if prompt is not None and not prompt.recorded_here:
-        return "it was imported, and the file does not tell how the request was sent"
+    if prompt is None or not prompt.recorded_here:  # crow stores a prompt entry before its first request
+        return "it was imported, or a program stored it, so the log does not tell how the request was sent"
     body = logged.entry.body
     if isinstance(body, Assistant) and body.finish == "interrupted":
         return "crow was stopped before it could store how the request was sent"
