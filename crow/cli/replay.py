@@ -233,7 +233,8 @@ def _print_change(found: list[WouldSend], change: Change) -> None:
         say(f"and {len(cells) - _SHOWN:,} more; --json lists all")
     was = sum(one.was_tokens or 0 for one in found)
     now, cached = sum(one.tokens for one in found), sum(one.cached for one in found)
-    say(f"{plural(len(found), 'request')} to {change.info.name}, with the answers in the log (estimated):")
+    model = change.info.name or "an unknown model"
+    say(f"{plural(len(found), 'request')} to {model}, with the answers in the log (estimated):")
     say(f"input: {now:,} tokens, {cached:,} of them as in the request before; the log has {was:,}")
     summaries = sum(one.compaction == "summary" for one in found)
     say(
