@@ -31,10 +31,23 @@ NAME = "claude-code"
 """The name for users."""
 
 _TYPES = frozenset(
-    (
-        "user assistant system summary attachment progress file-history-snapshot queue-operation custom-title ai-title "
-        "last-prompt agent-name mode permission-mode pr-link"
-    ).split()
+    [
+        "user",
+        "assistant",
+        "system",
+        "summary",
+        "attachment",
+        "progress",
+        "file-history-snapshot",
+        "queue-operation",
+        "custom-title",
+        "ai-title",
+        "last-prompt",
+        "agent-name",
+        "mode",
+        "permission-mode",
+        "pr-link",
+    ]
 )
 """The types of the lines that Claude Code writes."""
 _TAG = re.compile(

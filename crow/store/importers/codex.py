@@ -32,10 +32,16 @@ INDEX = "session_index.jsonl"
 """The name of the file in which Codex keeps the titles of its sessions."""
 
 _ITEMS = frozenset(
-    (
-        "message reasoning function_call function_call_output custom_tool_call custom_tool_call_output local_shell_call "
-        "web_search_call"
-    ).split()
+    [
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "local_shell_call",
+        "web_search_call",
+    ]
 )
 """The kinds of items of a conversation."""
 _INJECTED = (
