@@ -26,7 +26,6 @@ from crow.tools import (
     PlannedCall,
     Ports,
     Protection,
-    RecallQuery,
     Workspace,
 )
 from crow.tools.builtin.tool import ToolContext
@@ -36,6 +35,7 @@ from crow.tools.layers import Changes, ChildLayer, Layer
 from crow.tools.layers.session import Layers
 from crow.tools.layers.view import View
 from crow.tools.network import CommandNetwork
+from crow.tools.no_session import NoSession
 
 _ONLY_CONFINED = (
     "this task works on a copy of the workspace, where commands have no full access and do not run in the background"
@@ -250,29 +250,6 @@ class _IsolatedWorkspace:
         """See :class:`crow.tools.Workspace`."""
 
 
-class _UnloggedChanges:
-    """A :class:`crow.tools.Log` that records nothing, for a subagent in a layer: its edits do not change the
-    workspace, so there is nothing to undo."""
-
-    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
-        """See :class:`crow.tools.Log`. Subagents have no `recall`."""
-        return ""
-
-    async def before_change(
-        self,
-        call_id: str,
-        path: Path,
-        before: bytes | None,
-        after: bytes | None,
-        *,
-        mode: int | None = None,
-    ) -> None:
-        """See :class:`crow.tools.Log`."""
-
-    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
-        """See :class:`crow.tools.Log`."""
-
-
 def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> tuple[ToolContext, Ports]:
     """Return the context and the ports with which the built-in tools of a subagent work in the layer `child`.
     `context` and `ports` are those of the session."""
@@ -286,7 +263,8 @@ def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> t
         keys=context.keys,
         is_isolated=True,
     )
-    return own, Ports(log=_UnloggedChanges(), plan=ports.plan)
+    # Edits in the layer do not change the workspace, so there is nothing to undo.
+    return own, Ports(log=NoSession(), plan=ports.plan)
 
 
 def isolated_plan(plan: PlannedCall) -> PlannedCall:
