@@ -38,7 +38,7 @@ from crow.store.importers import importable
 from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import CommandAccess, Ports, SandboxStatus, Workspace
-from crow.tools.no_session import NoSession
+from crow.tools.no_session import NoSession, ignore_output
 from crow.tools.servers import McpServer
 
 _REPORT = 'Please report this as SECURITY.md says. Until it is fixed, set sandbox.enabled = "off".'
@@ -604,7 +604,7 @@ class _EscapeAttempts:
     async def _run(self, command: str, access: CommandAccess) -> str:
         """Run a command and return its output, or the reason why it could not be started."""
         try:
-            return (await self._workspace.run(command, access=access, timeout_s=_ATTEMPT_S, on_output=_ignore))[1]
+            return (await self._workspace.run(command, access=access, timeout_s=_ATTEMPT_S, on_output=ignore_output))[1]
         except OSError as error:
             return str(error)
 
@@ -675,9 +675,6 @@ def _verdict(check: str, escaped: bool, who: str, what: str) -> Finding:
     if escaped:
         return Finding(check, "failed", f"{who} was able to {what}", _REPORT)
     return Finding(check, "ok", f"{who} was not able to {what}")
-
-
-async def _ignore(_output: str) -> None: ...
 
 
 def _first_of(words: Sequence[str]) -> str:

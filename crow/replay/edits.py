@@ -20,7 +20,7 @@ from crow.replay.requests import Outcome, Replayed
 from crow.store import Store
 from crow.store.branches import own_entries
 from crow.tools import Ports, Toolbox
-from crow.tools.no_session import NoSession
+from crow.tools.no_session import NoSession, ignore_output
 
 _TOOLS = ("apply_patch", "edit_file", "write_file")
 
@@ -64,7 +64,7 @@ async def _compare(
             planned = await tools.plan(moved)
             if not planned.fault and {_below(root, path) for path in planned.paths} != inside.keys():
                 return "unproven", "its path led to another file"
-            result = None if planned.fault else await tools.run(moved, ref.call_id, _ignore, planned=planned)
+            result = None if planned.fault else await tools.run(moved, ref.call_id, ignore_output, planned=planned)
         if result is None or result.is_error:
             said = planned.fault or (result.text if result else "")
             return "different", f"today it fails: {shorten(said.replace(root, cwd), 200)}"
@@ -96,10 +96,6 @@ def _digest(root: str, path: str, cwd: str) -> str:
 def _below(folder: str, path: str) -> str:
     """Return `path` relative to `folder`, or an empty string if it is not below that folder."""
     return path[len(folder) + 1 :] if path.startswith(f"{folder}/") and ".." not in Path(path).parts else ""
-
-
-async def _ignore(text: str) -> None:
-    """Show no output."""
 
 
 def _quoted(path: str) -> str:

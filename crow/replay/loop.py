@@ -13,7 +13,7 @@ import anyio.lowlevel
 from crow.agent import Client
 from crow.agent.compaction.budget import CompactionPolicy, Gauge
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.compaction.summary import SYSTEM
+from crow.agent.compaction.summary import SYSTEM, ignore
 from crow.agent.compaction.window import DEFAULT_WINDOW, ContextWindow
 from crow.agent.compaction.writer import Helpers
 from crow.agent.history.branch import Branch
@@ -120,7 +120,7 @@ class LoggedTurns:
             cast("Toolbox", _LoggedToolbox(self, store)),  # a turn calls no other method
             briefing=self._briefing,
             permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call is one that asks
-            hooks=BranchHooks(Hooks(), branch, self._workspace, _ignore),
+            hooks=BranchHooks(Hooks(), branch, self._workspace, ignore),
             steps=2**31,
             budget=_LoggedBudget(store),
             standby=_LoggedStandby(store, self._model),
@@ -495,7 +495,3 @@ class _Nobody:
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""
-
-
-async def _ignore(_: str) -> None:
-    """Ignore the message that a hook was skipped. No hooks run here."""
