@@ -102,8 +102,8 @@ def _read(path: Path, session_id: str, parent_id: str | None, new: NewConversati
 
 @lru_cache(maxsize=1)
 def _titles_in(index: Path, _modified_ms: int) -> Mapping[str, str]:
-    """Map the ids of sessions to their titles in an index, which is read once for all of its sessions. Damaged lines
-    are ignored."""
+    """Map the ids of sessions to their titles in an index. Damaged lines are ignored. The index is read once for all
+    its sessions, and again if the time of its last change is another one."""
     lines = read_lines(index, Problems())
     return {stable_id(TOOL, text(line.get("id"))): text(line.get("thread_name")) for _, line in lines}
 
