@@ -99,11 +99,15 @@ class _Turn:
     """The changes and the checks found in the entries of a turn."""
 
     cwd: str
+    """The session's directory."""
     named: tuple[str, ...]
+    """The commands that the user calls checks."""
     files: dict[str, int] = field(default_factory=dict)
     """Maps each changed file to the id of the entry with its last change."""
     edits: set[CallRef] = field(default_factory=set)
+    """The calls that edited files."""
     commands: list[str] = field(default_factory=list)
+    """The commands that may have changed files."""
     kept: set[CallRef] = field(default_factory=set)
     """The commands that ran in a layer, and whose changes were kept."""
     last_change: int = 0
@@ -111,6 +115,7 @@ class _Turn:
     unknown_change: bool = False
     """A command may have changed files that the log does not name."""
     runs: list[CheckRun] = field(default_factory=list)
+    """The checks, whether or not files changed later."""
     open_writers: list[str] = field(default_factory=list)
     """The commands that still run and may change files."""
 

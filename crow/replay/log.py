@@ -140,8 +140,11 @@ class LoggedStore:
         """The id of the newest request that the turn has sent."""
         self._path, self._source, self._is_from_file = path, path(), is_from_file
         self._key = ("", 0)
+        """The session and the number of the turn that is replayed."""
         self._turns_ahead = 0
+        """The number of turns with entries in `ahead`."""
         self._to_take = 0
+        """How many entries the next call of `append` takes, or 0 if it decides this itself."""
 
     async def fill(self) -> bool:
         """Read the next turns into `ahead`. Return False at the end of the path."""

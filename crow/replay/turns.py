@@ -40,6 +40,7 @@ class _PathReplay:
         self._store, self._rebuilder, self._known = store, rebuilder, known
         self._turns = LoggedTurns(store, workspace, self._sent)
         self._found: list[Replayed] = []
+        """The results of the turn so far."""
         self._reason = ""
         """Why the turn does not do what the log says. It becomes the words of the turn's next request."""
 

@@ -86,18 +86,25 @@ def spans_of(turn: Turn, redact: Redact | None = None) -> list[Span]:
 
 
 class _Translation:
+    """Goes through the entries of a turn, oldest first, and adds a span for each request, call and compaction."""
+
     def __init__(self, turn: Turn, redact: Redact | None) -> None:
         self._turn = turn
         self._redact = redact
         self._found: list[Span] = []
         self._session = turn.entries[0].session
         self._endpoint = ""
+        """The base URL and the model of the newest request. This and the next two go into the turn's own span."""
         self._provider = "crow"  # the built-in model
         self._model = ""
         self._calls: dict[CallRef, ToolCall] = {}
+        """The calls of all answers so far."""
         self._started: dict[CallRef, int] = {}
+        """When the calls began that have no result yet, in Unix ms."""
         self._stop = ""
+        """Why the turn ended, or empty before its end."""
         self._end_ms = 0
+        """When the turn ended, or else the time of its newest entry."""
 
     def spans(self) -> list[Span]:
         """Return all spans. The turn's own span is the first one."""
