@@ -27,7 +27,13 @@ _ENDED = re.compile(r"ended with exit code ([0-9]+)|ended by signal ([0-9]+)")
 _TOLD = re.compile(
     r"The background command (job[0-9]+) \(.*\) has (ended (?:with exit code|by signal) [0-9]+)\.", re.DOTALL
 )
-_LEFT_BEHIND = re.compile(r"(?:^|/)(?:\.|__pycache__/|build/|dist/|target/|node_modules/|coverage|htmlcov/)")
+_LEFT_BEHIND = re.compile(
+    r"(?:^|/)(?:__pycache__/|build/|dist/|target/|node_modules/|coverage|htmlcov/|\.(?:[\w.-]*cache|coverage|hypothesis/"
+    r"|tox/|nox/|venv/|git/|gradle/|next/|nuxt/|turbo/|nyc_output/|svelte-kit/|dart_tool/|stack-work/|terraform/))"
+)
+"""Files that checks and builds leave behind."""
+_HIDDEN = re.compile(r"(?:^|/)\.")
+"""Hidden files. If a command is known to be only a check, it leaves them behind, too."""
 _NEVER = 2**62
 _SHOWN_FILES = 4
 _SHOWN_CHARS = 60
@@ -239,6 +245,8 @@ def _note_command(turn: _Turn, line: str, exit_code: int | None, raw: JsonObject
     changes = facts.may_change and raw.get("access", "full") != "read"
     changed = raw.get("changed")
     if isinstance(changed, list):  # a layer shows what a command really changed
+        if not facts.may_change:
+            changed = [(name, is_new) for name, is_new in changed if not _HIDDEN.search(name)]
         modified = [name for name, is_new in changed if not is_new]
         changes = bool(modified) or (facts.may_change and bool(changed))
         turn.files.update(dict.fromkeys([name for name, _ in changed if name] if changes else [], ended))

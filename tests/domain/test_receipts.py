@@ -468,6 +468,10 @@ def test_a_layer_shows_whether_a_command_really_changed_files() -> None:
     assert (changed.state, changed.files, changed.edits) == (N, ("src/a.py", "src/b.py"), 1)
     assert _in_layer("make test", ("src/b.py", "old")).state() == N
     assert _in_layer("pytest", (".pytest_cache/v/lastfailed", "{}"), ("junit.xml", None)).state() == V
+    assert _in_layer("pytest", (".testmondata", "1")).state() == V
+    assert _in_layer("python run.py", (".mypy_cache/x", None), (".coverage", "1")).state() == V
+    assert _in_layer("python generate.py", (".github/workflows/ci.yml", "old")).state() == N
+    assert _in_layer("python generate.py", (".env.example", None)).state() == N
 
 
 def test_the_user_names_checks() -> None:
