@@ -73,6 +73,8 @@ _HARMLESS_GIT = _words(
     "status diff log show branch blame grep ls-files ls-tree rev-parse describe remote add commit push fetch "
     "tag config shortlog reflog cat-file"
 )
+_OUTPUT_OF = {"git": ("--output",), "sort": ("-o", "--output"), "tree": ("-o",)}
+"""Options with which such a program writes a file."""
 _IDLE = _words(
     "--version -V --help -h --collect-only --co --fixtures --listTests --list --list-tests --dry-run "
     "--setup-plan --setup-only --no-run --showconfig --just-print --show-files --show-settings --showConfig "
@@ -270,7 +272,8 @@ def _segments(line: str) -> tuple[list[_Segment], bool]:
 
 def _is_sink(operator: str, target: str) -> bool:
     """Return whether writing to the target of this redirection changes no file of the workspace."""
-    return operator.endswith("&") or target.startswith(("/dev/", "$TMPDIR"))
+    is_descriptor = operator.endswith("&") and re.fullmatch("[0-9]*-?", target) is not None
+    return is_descriptor or target.startswith(("/dev/", "$TMPDIR"))
 
 
 def _inner_line(words: Sequence[str]) -> str | None:
@@ -373,7 +376,11 @@ def _matches(words: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _is_harmless(words: Sequence[str]) -> bool:
     """Return whether a command changes no files."""
-    if not words or words[0] in _HARMLESS or _is_idle(words):
+    if not words:
+        return True
+    if any(word.startswith(_OUTPUT_OF.get(words[0], ())) for word in words):
+        return False
+    if words[0] in _HARMLESS or _is_idle(words):
         return True
     if words[0] in ("source", "."):
         return len(words) > 1 and words[1].endswith("/activate")
@@ -381,7 +388,7 @@ def _is_harmless(words: Sequence[str]) -> bool:
         verb = next((word for word in words[1:] if not word.startswith("-")), "status")
         return verb in _HARMLESS_GIT
     if words[0] == "find":
-        return not {"-delete", "-exec", "-execdir", "-fprint", "-ok"} & set(words)
+        return not any(word.startswith(("-delete", "-exec", "-fprint", "-fls", "-ok")) for word in words)
     return words[0] == "sed" and "-n" in words and not any(word.startswith(("-i", "--in-place")) for word in words)
 
 

@@ -153,6 +153,26 @@ def test_the_exit_code_of_a_line_says_how_its_checks_ended(
     assert [check.outcome for check in facts.checks] == outcomes
 
 
+@pytest.mark.parametrize(
+    ("line", "may_change"),
+    [
+        ("grep -o x a.txt | sort > /dev/null 2>&1", False),
+        ("ls >&2", False),
+        ("echo x > a.txt", True),
+        ("echo x >& a.txt", True),
+        ("sort -o a.txt a.txt", True),
+        ("git diff --output=a.txt", True),
+        ("df --output=size", False),
+        ("git ls-files -o", False),
+        ("find . -name x -fprintf a.txt %p", True),
+        ("find . -okdir rm {} +", True),
+        ("find . -newer x", False),
+    ],
+)
+def test_a_command_that_may_write_files_is_known(line: str, may_change: bool) -> None:
+    assert command_facts(line, 0).may_change is may_change
+
+
 def _verified(script: Script) -> None:
     script.edit()
     script.shell("pytest")
