@@ -37,7 +37,8 @@ from crow.store import Store
 from crow.store.importers import importable
 from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import repair as repair_file
-from crow.tools import CallPart, CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
+from crow.tools import CommandAccess, Ports, SandboxStatus, Workspace
+from crow.tools.no_session import NoSession, ignore_output
 from crow.tools.servers import McpServer
 
 _REPORT = 'Please report this as SECURITY.md says. Until it is fixed, set sandbox.enabled = "off".'
@@ -457,7 +458,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
     """Start the built-in tools and each MCP server once, and report whether that worked."""
     wait_s, cwd = loaded.settings.limits.mcp_start_timeout_s + 1, os.getcwd()
     servers = [*adapters.configured_servers(loaded), *servers]
-    ports = Ports(log=_NoSession(), plan=_NoSession())
+    ports = Ports(log=NoSession(), plan=NoSession())
     try:
         workspace = adapters.open_workspace(lambda: loaded, cwd, ())
         async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
@@ -603,7 +604,7 @@ class _EscapeAttempts:
     async def _run(self, command: str, access: CommandAccess) -> str:
         """Run a command and return its output, or the reason why it could not be started."""
         try:
-            return (await self._workspace.run(command, access=access, timeout_s=_ATTEMPT_S, on_output=_ignore))[1]
+            return (await self._workspace.run(command, access=access, timeout_s=_ATTEMPT_S, on_output=ignore_output))[1]
         except OSError as error:
             return str(error)
 
@@ -674,28 +675,6 @@ def _verdict(check: str, escaped: bool, who: str, what: str) -> Finding:
     if escaped:
         return Finding(check, "failed", f"{who} was able to {what}", _REPORT)
     return Finding(check, "ok", f"{who} was not able to {what}")
-
-
-async def _ignore(_output: str) -> None: ...
-
-
-class _NoSession:
-    """A placeholder session for a toolbox that runs no tools."""
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:  # noqa: ARG002
-        return True
-
-    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
-        return ""
-
-    async def before_change(
-        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
-    ) -> None: ...
-
-    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None: ...
-
-    def current(self) -> tuple[()]:
-        return ()
 
 
 def _first_of(words: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from crow.adapters import export_redactor, open_admin, open_links, open_store_at
 from crow.cli.output import Column, in_terminal, print_json, print_table, say
 from crow.cli.publish import publish
 from crow.cli.replay import known_extras, scratch
-from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
+from crow.cli.sessions import SessionsContext, all_listed, parse_age, short_directory, show_time
 from crow.domain.errors import ArgumentError
 from crow.domain.text import plural, safe, safe_json
 from crow.export.links import DEFAULT_AGE, PageLink
@@ -253,12 +253,13 @@ async def prune(context: SessionsContext) -> None:
         return print_json(
             {**asdict(one), "used": time_text(one.used_ms, "seconds"), "deleted": not options.dry_run} for one in old
         )
-    print_sessions(
-        shorten,
-        ("Last used", "Entries"),
-        [(one.id, one.used_ms, one.entries, one.cwd, one.title) for one in old],
-        empty=f"Nothing to remove: every session has been used since {time_text(before_ms)}.",
-    )
+    columns = (Column("Id", "fixed"), Column("Last used", "fixed"), Column("Entries", "number"), Column("Directory"))
+    cells = [
+        (shorten(one.id), show_time(one.used_ms), str(one.entries), short_directory(one.cwd), one.title or "")
+        for one in old
+    ]
+    empty = f"Nothing to remove: every session has been used since {time_text(before_ms)}."
+    print_table((*columns, Column("Title")), cells, empty=empty)
     if in_terminal() and old:
         print(f"{plural(len(old), 'session')} {'would be' if options.dry_run else 'were'} removed.")
     return None
@@ -369,8 +370,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 async def _all_if_none(context: SessionsContext, ids: Sequence[str] | None) -> Sequence[str]:
-    lists = (all_sessions(context.store, archived=archived) for archived in (False, True))
-    return ids if ids is not None else [row.id for rows in lists async for row in rows]
+    return ids if ids is not None else [one.row.id for one in await all_listed(context)]
 
 
 async def _otlp(context: SessionsContext, ids: Sequence[str] | None) -> AsyncIterator[bytes]:

@@ -78,6 +78,10 @@ def run_replay(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, loaded: Loaded) -> int:
+    if options.live and (options.prompt or options.sets):
+        raise ArgumentError("--live sends the requests of the log unchanged; leave out --with and --set, or --live.")
+    if options.turn != 1 and not options.live:
+        raise ArgumentError("--from works only with --live.")
     async with AsyncExitStack() as opened:
         store, sessions, is_from_file = await _open(options.session, loaded, opened)
         if options.live:
@@ -87,7 +91,7 @@ async def _run(options: argparse.Namespace, loaded: Loaded) -> int:
             return await _compare_change(
                 store, sessions[0], await _change(options, loaded, store, sessions[0]), options
             )
-        return await _compare(store, sessions, Rebuilder(known_extras(loaded)), is_from_file, options)
+        return await _compare(store, sessions, Rebuilder(known_extras(loaded), is_from_file=is_from_file), options)
 
 
 async def _open(name: str, loaded: Loaded, opened: AsyncExitStack) -> tuple[Store, list[str], bool]:
@@ -129,15 +133,13 @@ def known_extras(loaded: Loaded) -> Mapping[str, Mapping[str, object]]:
     return {extra_digest(extra): extra for extra in found if extra}
 
 
-async def _compare(
-    store: Store, sessions: list[str], rebuilder: Rebuilder, is_from_file: bool, options: argparse.Namespace
-) -> int:
+async def _compare(store: Store, sessions: list[str], rebuilder: Rebuilder, options: argparse.Namespace) -> int:
     """Print which requests and edits are identical, and the first difference."""
     found: list[Replayed] = []
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as folder:
         place = scratch_workspace(Path(folder))
-        runs = [replayed_requests(store, session, rebuilder, place, is_from_file=is_from_file) for session in sessions]
-        if not is_from_file:  # masking has changed the files in a case
+        runs = [replayed_requests(store, session, rebuilder, place) for session in sessions]
+        if not rebuilder.is_from_file:  # masking has changed the files in a case
             runs += [replayed_edits(store, session, open_scratch_toolbox) for session in sessions]
         for run in runs:
             async for each in run:
@@ -231,7 +233,8 @@ def _print_change(found: list[WouldSend], change: Change) -> None:
         say(f"and {len(cells) - _SHOWN:,} more; --json lists all")
     was = sum(one.was_tokens or 0 for one in found)
     now, cached = sum(one.tokens for one in found), sum(one.cached for one in found)
-    say(f"{plural(len(found), 'request')} to {change.info.name}, with the answers in the log (estimated):")
+    model = change.info.name or "an unknown model"
+    say(f"{plural(len(found), 'request')} to {model}, with the answers in the log (estimated):")
     say(f"input: {now:,} tokens, {cached:,} of them as in the request before; the log has {was:,}")
     summaries = sum(one.compaction == "summary" for one in found)
     say(

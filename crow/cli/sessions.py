@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from calendar import monthrange
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
@@ -44,14 +44,13 @@ from crow.settings import Loaded, load_settings
 from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
 from crow.store.admin import Admin, ListedSession, SessionFilter
 from crow.store.codec import tag_name, tags_of
-from crow.store.spending import add_sessions, session_spending
+from crow.store.spending import add_session, add_sessions
 from crow.store.transcript import Transcript, message_text, time_text
 
 if TYPE_CHECKING:
     from crow.store.watching import Watcher
 
 LISTED = 20
-_PAGE = 200
 
 
 class SessionsContext(NamedTuple):
@@ -267,7 +266,7 @@ async def search(context: SessionsContext) -> None:
         )
     if not in_terminal() or not groups:
         cells = [
-            (one.session, _show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
+            (one.session, show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
         ]
         return print_table((), cells, empty=f'No matches for "{words}".')
     shorten, now_s = await context.id_shortener(), time.time()
@@ -281,7 +280,7 @@ async def search(context: SessionsContext) -> None:
             for hit in hits
             if hit.kind != "title"  # the heading already shows the title
         ]
-        print_matches((shorten(row.id), title, _short_directory(row.cwd)), lines, words.split())
+        print_matches((shorten(row.id), title, short_directory(row.cwd)), lines, words.split())
     return None
 
 
@@ -318,22 +317,20 @@ async def stats(context: SessionsContext) -> None:
 
 async def _breakdown(context: SessionsContext) -> None:
     """Print where tokens and time went, in one session or in all that the options choose."""
+    scope = _scope(context)
+    spending = Spending(since_ms=scope.since_ms or 0, model=scope.model or "")
+    spending.before_ms = spending.before_ms if scope.before_ms is None else scope.before_ms
     if context.options.session:
-        spending = await session_spending(context.store, await context.admin.find(context.options.session))
+        await add_session(context.store, await context.admin.find(context.options.session), spending)
     else:
-        scope = _scope(context)
-        spending = Spending(since_ms=scope.since_ms or 0, model=scope.model or "")
-        spending.before_ms = spending.before_ms if scope.before_ms is None else scope.before_ms
-        directories = None if scope.cwd is None else (scope.cwd,)
-        for archived in (False, True):
-            listed = await context.admin.listed(SessionFilter(directories=directories, archived=archived))
-            ids = [row.id for one in listed for row in (one.row, *(each.row for each in one.subagents))]
-            await add_sessions(context.store, ids, spending)
+        listed = await all_listed(context, None if scope.cwd is None else (scope.cwd,))
+        ids = [row.id for one in listed for row in (one.row, *(each.row for each in one.subagents))]
+        await add_sessions(context.store, ids, spending)
     if context.options.json:
         return print_json([spending.as_json()])
     used = f"{spending.tokens_in:,} input and {spending.tokens_out:,} output tokens"
     print_markdown(
-        f"{plural(spending.requests, 'request')}: {used}, {spending.cost:.4f} US dollars.\n\n{spending.text()}"
+        f"{plural(spending.requests, 'request')}: {used}, {spending.cost:.4f} US dollars.\n\n{spending.text()}\n"
     )
     return None
 
@@ -359,37 +356,14 @@ async def session_names(limit: int) -> list[tuple[str, str | None, str]]:
     return [(row.id, row.alias, title_line(row.title or "", 60)) for row in page.rows]
 
 
-async def all_sessions(store: Store, *, archived: bool) -> AsyncIterator[SessionRow]:
-    """Yield all sessions that `crow sessions` lists, newest first."""
-    cursor: str | None = None
-    while True:
-        page = await store.sessions(cursor=cursor, limit=_PAGE, archived=archived)
-        for row in page.rows:
-            yield row
-        cursor = page.cursor
-        if cursor is None:
-            return
+async def all_listed(context: SessionsContext, directories: tuple[str, ...] | None = None) -> list[ListedSession]:
+    """Return all sessions with their subagents, archived ones last. `directories` are the only directories that count,
+    if they are given."""
+    filters = [SessionFilter(directories=directories, archived=archived) for archived in (False, True)]
+    return [one for chosen in filters for one in await context.admin.listed(chosen)]
 
 
-def print_sessions(
-    shorten: Callable[[str], str],
-    names: tuple[str, str],
-    rows: Iterable[tuple[str, int, int, str, str | None]],
-    *,
-    empty: str,
-) -> None:
-    """Print a table of sessions. Each row is (id, Unix ms, number, directory, title). `names` are the headings of the
-    columns for the time and the number."""
-    cells = [
-        (shorten(session_id), _show_time(unix_ms), str(number), _short_directory(cwd), title or "")
-        for session_id, unix_ms, number, cwd, title in rows
-    ]
-    fixed, number_column = Column(names[0], "fixed"), Column(names[1], "number")
-    columns = (Column("Id", "fixed"), fixed, number_column, Column("Directory"), Column("Title"))
-    print_table(columns, cells, empty=empty)
-
-
-def _short_directory(cwd: str) -> str:
+def short_directory(cwd: str) -> str:
     """Return the text to show for a directory. If stdout is a terminal, `~` stands for the home directory in this
     text."""
     home = os.path.expanduser("~")
@@ -397,7 +371,7 @@ def _short_directory(cwd: str) -> str:
     return f"~{cwd[len(home) :]}" if is_at_home else cwd
 
 
-def _show_time(unix_ms: int) -> str:
+def show_time(unix_ms: int) -> str:
     """Return a Unix time in ms as text, in local time. If stdout is not a terminal, the text includes the UTC
     offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
@@ -530,7 +504,7 @@ def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
 
 def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
     row = one.row
-    cells = (row.id, _show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
+    cells = (row.id, show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
     return (*cells, " ".join(tags_of(row.metadata)), row.parent_id or "")
 
 
@@ -541,7 +515,7 @@ def _cells_on_terminal(
     only the newest ones, after a row that says how many are hidden."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
-        place = "" if prefix else _short_directory(each.row.cwd)
+        place = "" if prefix else short_directory(each.row.cwd)
         age = age_text(now_s - each.used_ms / 1000)
         return f"{prefix}{shorten(each.row.id)}", age, str(each.messages), place, _titled(each.row)
 

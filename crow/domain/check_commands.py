@@ -73,11 +73,18 @@ _HARMLESS_GIT = _words(
     "status diff log show branch blame grep ls-files ls-tree rev-parse describe remote add commit push fetch "
     "tag config shortlog reflog cat-file"
 )
+_OUTPUT_OF = {"git": ("--output",), "sort": ("-o", "--output"), "tree": ("-o",)}
+"""Options with which such a program writes a file."""
 _IDLE = _words(
     "--version -V --help -h --collect-only --co --fixtures --listTests --list --list-tests --dry-run "
-    "--setup-plan --no-run --showconfig --just-print --show-files --show-settings --showConfig --print-config"
+    "--setup-plan --setup-only --no-run --showconfig --just-print --show-files --show-settings --showConfig "
+    "--print-config"
 )
 """With one of these options, a program checks nothing."""
+_IDLE_OF = {"make": "-n", "ctest": "-N", "tox": "-l", "nox": "-l", "go": "-list"}
+"""Options with which only this program checks nothing."""
+_FORGIVING = _words("--exit-zero --ignore-errors --if-present")
+"""With one of these options, a check ends with exit code 0 although it failed or did not run."""
 _NARROWING = _words(
     "-k -m -t -p -g --lf --last-failed --ff --sw --deselect --ignore -run --run --testNamePattern --filter "
     "--grep --only --lib --bins --package --bin --testPathPattern --onlyChanged --changed --related -R "
@@ -130,14 +137,20 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCheck:
-    """A check that a command line runs."""
+class CheckRun:
+    """A check that a command line ran, or that crow ran after an edit."""
 
     line: str
     """The words of the check itself, without wrappers such as `uv run`."""
     program: str
     kind: CheckKind
     outcome: Outcome = "unknown"
+    exit_code: int | None = None
+    """The exit code of the whole command line. None if it was ended."""
+    began: int = 0
+    """The id of the entry with which the command line began, if it comes from a log."""
+    files: tuple[str, ...] | None = None
+    """The only files for which it ran. None if the fields below say what it covers."""
     directory: str = ""
     """Where it ran, as the line's `cd` names it. Empty for the session's directory."""
     paths: tuple[str, ...] = ()
@@ -148,6 +161,8 @@ class FoundCheck:
     def covers(self, name: str) -> bool:
         """Return whether the check can find faults in the file `name`, relative to the session's directory. An empty
         name stands for files that the log does not name."""
+        if self.files is not None:
+            return name in self.files
         if self.kind in ("types", "lint"):
             suffixes = _SUFFIXES_OF.get(self.program)
             if name and suffixes is not None and name.rpartition(".")[2] not in suffixes:
@@ -161,7 +176,7 @@ class FoundCheck:
 class CommandFacts:
     """What a command line does."""
 
-    checks: tuple[FoundCheck, ...] = ()
+    checks: tuple[CheckRun, ...] = ()
     may_change: bool = False
     """It may change files, if it is allowed to."""
     changes_last: bool = False
@@ -197,7 +212,7 @@ def command_facts(
         return command_facts(inner, exit_code, cwd=cwd, named=named, pipes=None if "|" in inner else pipes)
     is_clear = is_clear and not any(_HIDING & set(each.words[:1]) for each in segments)
     directory = ""
-    found: list[tuple[int, FoundCheck]] = []
+    found: list[tuple[int, CheckRun]] = []
     changes: list[int] = []
     for index, segment in enumerate(segments):
         words = _unwrapped(segment.words)
@@ -206,8 +221,9 @@ def command_facts(
         kind = _kind_of(words, named)
         if kind is not None:
             check = _check(words, kind, directory, cwd)
-            outcome = _outcome(segments, index, exit_code, pipes) if is_clear else _unclear(exit_code)
-            found.append((index, replace(check, outcome=outcome)))
+            is_told = is_clear and not _is_forgiving(words)
+            outcome = _outcome(segments, index, exit_code, pipes) if is_told else _unclear(exit_code)
+            found.append((index, replace(check, outcome=outcome, exit_code=exit_code)))
         elif segment.writes or not (_is_harmless(words) or (found and words[0] == "tee")):
             changes.append(index)
     first = found[0][0] if found else 0
@@ -256,7 +272,8 @@ def _segments(line: str) -> tuple[list[_Segment], bool]:
 
 def _is_sink(operator: str, target: str) -> bool:
     """Return whether writing to the target of this redirection changes no file of the workspace."""
-    return operator.endswith("&") or target.startswith(("/dev/", "$TMPDIR"))
+    is_descriptor = operator.endswith("&") and re.fullmatch("[0-9]*-?", target) is not None
+    return is_descriptor or target.startswith(("/dev/", "$TMPDIR"))
 
 
 def _inner_line(words: Sequence[str]) -> str | None:
@@ -303,7 +320,7 @@ def _after_options(words: list[str], *, takes_number: bool = False) -> list[str]
 
 def _kind_of(words: Sequence[str], named: Sequence[str]) -> CheckKind | None:
     """Return the kind of check that a command is, or None."""
-    if not words or _IDLE & set(words) or (words[0] == "make" and "-n" in words):
+    if not words or _is_idle(words):
         return None
     for each in named:
         wanted = each.split()
@@ -317,6 +334,14 @@ def _kind_of(words: Sequence[str], named: Sequence[str]) -> CheckKind | None:
         return None
     kind = next((kind for kind, patterns in _CHECKS.items() if _matches_any(words, patterns)), None)
     return None if kind == "build" and words[0] in ("make", "ninja") and _targets(words) else kind
+
+
+def _is_idle(words: Sequence[str]) -> bool:
+    return _IDLE_OF.get(words[0]) in words or not _IDLE.isdisjoint(words)
+
+
+def _is_forgiving(words: Sequence[str]) -> bool:
+    return not _FORGIVING.isdisjoint(words) or (words[0] == "make" and "-i" in words)
 
 
 def _targets(words: Sequence[str]) -> list[str]:
@@ -351,7 +376,11 @@ def _matches(words: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _is_harmless(words: Sequence[str]) -> bool:
     """Return whether a command changes no files."""
-    if not words or words[0] in _HARMLESS or _IDLE & set(words):
+    if not words:
+        return True
+    if any(word.startswith(_OUTPUT_OF.get(words[0], ())) for word in words):
+        return False
+    if words[0] in _HARMLESS or _is_idle(words):
         return True
     if words[0] in ("source", "."):
         return len(words) > 1 and words[1].endswith("/activate")
@@ -359,11 +388,11 @@ def _is_harmless(words: Sequence[str]) -> bool:
         verb = next((word for word in words[1:] if not word.startswith("-")), "status")
         return verb in _HARMLESS_GIT
     if words[0] == "find":
-        return not {"-delete", "-exec", "-execdir", "-fprint", "-ok"} & set(words)
+        return not any(word.startswith(("-delete", "-exec", "-fprint", "-fls", "-ok")) for word in words)
     return words[0] == "sed" and "-n" in words and not any(word.startswith(("-i", "--in-place")) for word in words)
 
 
-def _check(words: Sequence[str], kind: CheckKind, directory: str, cwd: str) -> FoundCheck:
+def _check(words: Sequence[str], kind: CheckKind, directory: str, cwd: str) -> CheckRun:
     program, operands, is_value = words[0], [], False
     for word in words[1:]:
         if not word.startswith(("-", "+")) and not is_value:
@@ -374,7 +403,7 @@ def _check(words: Sequence[str], kind: CheckKind, directory: str, cwd: str) -> F
     if kind in ("types", "lint") and program not in _PATHLESS:
         paths = tuple(_inside(path.removesuffix("/..."), cwd) for path in operands[program in _WITH_VERB :])
     is_partial = kind == "test" and _is_partial(words, [_inside(path.rstrip("/"), cwd) for path in places])
-    return FoundCheck(
+    return CheckRun(
         line=" ".join(words), program=program, kind=kind, directory=directory, paths=paths, is_partial=is_partial
     )
 
@@ -403,9 +432,11 @@ def _outcome(
     start = max((at for at in range(index + 1) if segments[at].before in (";", "\n", "")), default=0)
     end = next((at for at in range(index + 1, len(segments)) if segments[at].before in (";", "\n")), len(segments))
     sets = [segment.words for segment in segments[:start] if segment.words[:1] == ["set"]]
-    stops = any(word.startswith("-") and "e" in word for words in sets for word in words[1:2])
+    stops = [word.startswith("-") for words in sets for word in words[1:2] if "e" in word][-1:] == [True]
     if end < len(segments) and not (stops and exit_code == 0):
         return "unknown"
+    if end < len(segments) and any(each.before == "&&" for each in segments[start + 1 : end]):
+        return "unknown"  # `set -e` does not end a line between these commands
     begin = max(at for at in range(index + 1) if segments[at].before not in ("|", "|&"))
     pipeline_end = next((at for at in range(index + 1, end) if segments[at].before not in ("|", "|&")), end)
     if pipeline_end > index + 1:

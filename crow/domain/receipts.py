@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from crow.domain.check_commands import FoundCheck, Outcome, command_facts
+from crow.domain.check_commands import CheckRun, Outcome, command_facts
 from crow.domain.entries import Assistant, Body, CallRef, Custom, Entry, File, Started, ToolResult
 from crow.domain.messages import JsonObject, ToolCall
 from crow.domain.rendering import code
@@ -27,29 +27,18 @@ _ENDED = re.compile(r"ended with exit code ([0-9]+)|ended by signal ([0-9]+)")
 _TOLD = re.compile(
     r"The background command (job[0-9]+) \(.*\) has (ended (?:with exit code|by signal) [0-9]+)\.", re.DOTALL
 )
-_LEFT_BEHIND = re.compile(r"(?:^|/)(?:\.|__pycache__/|build/|dist/|target/|node_modules/|coverage|htmlcov/)")
+_LEFT_BEHIND = re.compile(
+    r"(?:^|/)(?:__pycache__/|build/|dist/|target/|node_modules/|coverage|htmlcov/|\.(?:[\w.-]*cache|coverage|hypothesis/"
+    r"|tox/|nox/|venv/|git/|gradle/|next/|nuxt/|turbo/|nyc_output/|svelte-kit/|dart_tool/|stack-work/|terraform/))"
+)
+"""Files that checks and builds leave behind."""
+_HIDDEN = re.compile(r"(?:^|/)\.")
+"""Hidden files. If a command is known to be only a check, it leaves them behind, too."""
 _NEVER = 2**62
 _SHOWN_FILES = 4
 _SHOWN_CHARS = 60
 _STORED_FILES = 500
 _STORED_COMMANDS = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRun:
-    """A check that ran in the turn."""
-
-    check: FoundCheck
-    exit_code: int | None
-    """The exit code of the whole command line. None if it was ended."""
-    began: int
-    """The id of the entry with which it began."""
-    files: tuple[str, ...] | None = None
-    """The files for which the check ran. None means all files."""
-
-    def covers(self, name: str) -> bool:
-        """Return whether the check can find faults in this file."""
-        return self.check.covers(name) if self.files is None else name in self.files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +75,7 @@ class Receipt:
                 changed.append(f"{plural(len(self.files), 'file')} by {plural(self.edits, 'edit')} {files}")
             if self.commands:
                 changed.append(f"what {plural(len(self.commands), 'command')} changed {lines}")
-        ran = [f"{_shown(each.check.line)} {_end_of(each)}" for each in self.checks[:_SHOWN_FILES]]
+        ran = [f"{_shown(each.line)} {_end_of(each)}" for each in self.checks[:_SHOWN_FILES]]
         checks = f" After the last change: {', '.join(ran)}." if ran else ""
         why = f" ({self.why})" if self.why else ""
         return f"Receipt: {self.state}{why}. Changed {' and '.join(changed)}.{checks}"
@@ -101,10 +90,10 @@ class Receipt:
             "commands": list(self.commands[:_STORED_COMMANDS]),
             "checks": [
                 {
-                    "command": shorten(each.check.line, 500),
-                    "kind": each.check.kind,
+                    "command": shorten(each.line, 500),
+                    "kind": each.kind,
                     "exitCode": each.exit_code,
-                    "outcome": each.check.outcome,
+                    "outcome": each.outcome,
                 }
                 for each in self.checks[:_STORED_COMMANDS]
             ],
@@ -116,11 +105,15 @@ class _Turn:
     """The changes and the checks found in the entries of a turn."""
 
     cwd: str
+    """The session's directory."""
     named: tuple[str, ...]
+    """The commands that the user calls checks."""
     files: dict[str, int] = field(default_factory=dict)
     """Maps each changed file to the id of the entry with its last change."""
     edits: set[CallRef] = field(default_factory=set)
+    """The calls that edited files."""
     commands: list[str] = field(default_factory=list)
+    """The commands that may have changed files."""
     kept: set[CallRef] = field(default_factory=set)
     """The commands that ran in a layer, and whose changes were kept."""
     last_change: int = 0
@@ -128,6 +121,7 @@ class _Turn:
     unknown_change: bool = False
     """A command may have changed files that the log does not name."""
     runs: list[CheckRun] = field(default_factory=list)
+    """The checks, whether or not files changed later."""
     open_writers: list[str] = field(default_factory=list)
     """The commands that still run and may change files."""
 
@@ -251,6 +245,8 @@ def _note_command(turn: _Turn, line: str, exit_code: int | None, raw: JsonObject
     changes = facts.may_change and raw.get("access", "full") != "read"
     changed = raw.get("changed")
     if isinstance(changed, list):  # a layer shows what a command really changed
+        if not facts.may_change:
+            changed = [(name, is_new) for name, is_new in changed if not _HIDDEN.search(name)]
         modified = [name for name, is_new in changed if not is_new]
         changes = bool(modified) or (facts.may_change and bool(changed))
         turn.files.update(dict.fromkeys([name for name, _ in changed if name] if changes else [], ended))
@@ -261,7 +257,7 @@ def _note_command(turn: _Turn, line: str, exit_code: int | None, raw: JsonObject
         turn.unknown_change = True
         turn.last_change = max(turn.last_change, ended if facts.changes_last or not facts.checks else began - 1)
     if ended < _NEVER:
-        turn.runs += [CheckRun(check=check, exit_code=exit_code, began=began) for check in facts.checks]
+        turn.runs += [replace(check, began=began) for check in facts.checks]
 
 
 def _note_job(turn: _Turn, job: _Job) -> None:
@@ -294,18 +290,23 @@ def _note_user_checks(turn: _Turn, ran: object, at: int) -> None:
     for each in ran if isinstance(ran, list) else ():
         if isinstance(each, Mapping) and isinstance(line := each.get("command"), str):
             exit_code, files = _code(each), each.get("files")
-            outcome: Outcome = "passed" if exit_code == 0 else "failed"
-            check = FoundCheck(line=line, program=line, kind="named", outcome=outcome)
-            only = tuple(map(str, files)) if isinstance(files, list) else None
-            # It ran within the call whose result is `at`, after the change.
-            turn.runs.append(CheckRun(check=check, exit_code=exit_code, began=at + 1, files=only))
+            run = CheckRun(
+                line=line,
+                program=line,
+                kind="named",
+                outcome="passed" if exit_code == 0 else "failed",
+                exit_code=exit_code,
+                began=at + 1,  # it ran within the call whose result is `at`, after the change
+                files=tuple(map(str, files)) if isinstance(files, list) else None,
+            )
+            turn.runs.append(run)
 
 
 def _latest(runs: Sequence[CheckRun]) -> list[CheckRun]:
     """Return the runs in order, without earlier runs that ended as the last run of the same line."""
     ends: dict[tuple[str, str, Outcome, tuple[str, ...] | None], CheckRun] = {}
     for run in runs:
-        key = (run.check.line, run.check.directory, run.check.outcome, run.files)
+        key = (run.line, run.directory, run.outcome, run.files)
         ends.pop(key, None)
         ends[key] = run
     return list(ends.values())
@@ -317,19 +318,19 @@ def _judge(turn: _Turn, fresh: Sequence[CheckRun]) -> tuple[State, str]:
     if turn.open_writers:
         return "not verified", turn.open_writers[0]
     if not fresh:
-        words = f"{_shown(stale[-1].check.line)} ran before the last change" if stale else "no check ran"
+        words = f"{_shown(stale[-1].line)} ran before the last change" if stale else "no check ran"
         return "not verified", words
-    last = {(run.check.line, run.check.directory, run.files): run for run in fresh}.values()
+    last = {(run.line, run.directory, run.files): run for run in fresh}.values()
     for run in last:
-        if run.check.outcome == "failed":
-            return "not verified", f"{_shown(run.check.line)} failed"
+        if run.outcome == "failed":
+            return "not verified", f"{_shown(run.line)} failed"
     names = [*turn.files, *([""] if turn.unknown_change else [])]
-    passed = [run for run in last if run.check.outcome == "passed" and any(map(run.covers, names))]
+    passed = [run for run in last if run.outcome == "passed" and any(map(run.covers, names))]
     if not passed:
-        unknown = next((run for run in last if run.check.outcome == "unknown"), None)
+        unknown = next((run for run in last if run.outcome == "unknown"), None)
         if unknown is not None:
-            return "not verified", f"the exit code hides how {_shown(unknown.check.line)} ended"
-        return "not verified", f"{_shown(fresh[-1].check.line)} does not concern the changed files"
+            return "not verified", f"the exit code hides how {_shown(unknown.line)} ended"
+        return "not verified", f"{_shown(fresh[-1].line)} does not concern the changed files"
     return _judge_passed(fresh, passed, names, stale)
 
 
@@ -337,18 +338,18 @@ def _judge_passed(
     fresh: Sequence[CheckRun], passed: Sequence[CheckRun], names: Sequence[str], stale: Sequence[CheckRun]
 ) -> tuple[State, str]:
     for run in fresh:
-        if run.check.outcome == "failed":
-            return "partly verified", f"{_shown(run.check.line)} failed first, and passed without a change"
+        if run.outcome == "failed":
+            return "partly verified", f"{_shown(run.line)} failed first, and passed without a change"
     for run in fresh:
-        if run.check.outcome == "unknown":
-            return "partly verified", f"the exit code hides how {_shown(run.check.line)} ended"
-    programs = {run.check.program for run in fresh}
+        if run.outcome == "unknown":
+            return "partly verified", f"the exit code hides how {_shown(run.line)} ended"
+    programs = {run.program for run in fresh}
     for run in stale:
-        if run.check.program not in programs:
-            return "partly verified", f"{_shown(run.check.line)} was not repeated after the last change"
-    whole = [run for run in passed if run.check.kind != "lint" and not run.check.is_partial]
+        if run.program not in programs:
+            return "partly verified", f"{_shown(run.line)} was not repeated after the last change"
+    whole = [run for run in passed if run.kind != "lint" and not run.is_partial]
     if not whole:
-        partial = any(run.check.is_partial for run in passed)
+        partial = any(run.is_partial for run in passed)
         return "partly verified", "only some tests ran" if partial else "only linters ran"
     for name in names:
         if not any(run.covers(name) for run in whole):
@@ -379,7 +380,7 @@ def _shown(line: str) -> str:
 
 
 def _end_of(run: CheckRun) -> str:
-    if run.check.outcome == "unknown":
+    if run.outcome == "unknown":
         return "ended unclearly"
     return "timed out or was ended" if run.exit_code is None else f"exit {run.exit_code}"
 

@@ -24,6 +24,8 @@ _ASSIGNED = re.compile(
     """
 )
 _IN_URL = re.compile(r"(?<=://)[^\s/@:]{1,200}:[^\s/@]{1,200}(?=@)")
+_PROBE = "x" * 8
+"""A value with which a redactor is asked whether it hides what follows a name."""
 _MAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}\b")
 _HOMES = re.compile(
     r"(?:/home|/Users)/[^/\s\"'`:;,<>()\\]{1,64}|\b[A-Za-z]:\\{1,2}Users\\{1,2}[^\\/\s\"'`:;,<>()]{1,64}"
@@ -61,26 +63,30 @@ def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False)
 
 def masked_json(value: object, redact: Redactor) -> Any:
     """Return a JSON value with all its texts masked. Texts are masked before they are written as JSON, because JSON
-    escapes some characters of secrets. The member `arguments` of a tool call is itself the text of JSON."""
+    escapes some characters of secrets. A text is hidden whole if the name of its member, such as `password`, says that
+    it is secret. The member `arguments` of a tool call is itself the text of JSON."""
     match value:
         case str():
             return redact(value)
         case Mapping():
-            return {
-                redact(key): _masked_arguments(inner, redact)
-                if key == "arguments" and isinstance(inner, str)
-                else masked_json(inner, redact)
-                for key, inner in value.items()
-            }
+            return {redact(key): _masked_member(key, inner, redact) for key, inner in value.items()}
         case list() | tuple():
             return [masked_json(inner, redact) for inner in value]
         case _:
             return value
 
 
-def _masked_arguments(text: str, redact: Redactor) -> str:
-    """Return the JSON text with all texts in it masked. If there is nothing to mask, the text stays as the model wrote
-    it."""
+def _masked_member(name: str, value: object, redact: Redactor) -> Any:
+    if not isinstance(value, str):
+        return masked_json(value, redact)
+    if _PROBE not in redact(f"{name}={_PROBE}"):
+        return _HIDDEN
+    return masked_arguments(value, redact) if name == "arguments" else redact(value)
+
+
+def masked_arguments(text: str, redact: Redactor) -> str:
+    """Return the arguments of a call, which are the text of JSON, with all texts in them masked. If there is nothing to
+    mask, they stay as the model wrote them."""
     try:
         value = json.loads(text)
         masked = masked_json(value, redact)

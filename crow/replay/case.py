@@ -6,9 +6,8 @@ those of the requests that were sent. Only a request that was built again withou
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from crow.domain.entries import Assistant, Attachment, Body, File, ModelRequest
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import File as PromptFile
 from crow.domain.messages import Image, SentRequest, ToolCall
+from crow.export.redact import Redactor, masked_arguments, masked_json
 from crow.llm.sent import read_dialect, sent_request
 from crow.replay.requests import LoggedRequest, Rebuilder, logged_requests, request_of
 from crow.store import Store
@@ -32,9 +32,6 @@ _MAX_CASE_BYTES = 2 * 1024 * 1024 * 1024
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 """A PNG of one pixel, in place of each image: a picture cannot be masked."""
 
-_PROBE = "x" * 8
-"""A value for which `redact` is asked whether it hides what follows a name."""
-
 _IDS = frozenset({"limits", "message_id", "compaction_id", "digest", "checks", "version", "mime_type", "after_hash"})
 """Fields that are never masked, because a replay needs them as they are."""
 
@@ -45,7 +42,7 @@ async def write_case(
     scratch: tuple[Store, Admin],
     folder: Path,
     *,
-    redact: Callable[[str], str],
+    redact: Redactor,
     rebuilder: Rebuilder,
 ) -> AsyncIterator[bytes]:
     """Yield the lines of a case file with a session and its subagents. `folder` is an empty directory for drafts of the
@@ -55,7 +52,8 @@ async def write_case(
     with exported.open("wb") as file:
         async for line in admin.export([session_id]):
             file.write(line)
-    _write_lines(masked, _masked(exported, redact))
+    with masked.open("wb") as file:
+        file.writelines(_lines(_masked(exported, redact)))
     sessions = await import_case(scratch[1], masked)
     digests: dict[int, SentRequest] = {}
     for session in sessions:
@@ -91,7 +89,7 @@ async def import_case(admin: Admin, path: Path) -> list[str]:
     return [session for each in imported for session in each.sessions]
 
 
-def _masked(path: Path, redact: Callable[[str], str]) -> Iterable[tuple[Record, Body | None]]:
+def _masked(path: Path, redact: Redactor) -> Iterable[tuple[Record, Body | None]]:
     """Return the records of an export with masked texts."""
     for record, body in _records(path):
         match record:
@@ -106,7 +104,7 @@ def _masked(path: Path, redact: Callable[[str], str]) -> Iterable[tuple[Record, 
                 yield record, None
 
 
-def _masked_value(value: Any, redact: Callable[[str], str]) -> Any:
+def _masked_value(value: Any, redact: Redactor) -> Any:
     """Return a value with every text masked."""
     match value:
         case str():
@@ -120,28 +118,14 @@ def _masked_value(value: Any, redact: Callable[[str], str]) -> Any:
         case tuple() | list():
             return type(value)(_masked_value(each, redact) for each in value)
         case Mapping():
-            return {redact(str(name)): _masked_member(str(name), each, redact) for name, each in value.items()}
+            return masked_json(value, redact)
     if is_dataclass(value) and not isinstance(value, type):
         named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _IDS}
         masked = {name: _masked_value(each, redact) for name, each in named.items()}
         if isinstance(value, ToolCall):  # its arguments are JSON, and must stay that
-            masked["arguments"] = _masked_json(value.arguments, redact)
+            masked["arguments"] = masked_arguments(value.arguments, redact)
         return replace(value, **masked)
     return value
-
-
-def _masked_member(name: str, value: Any, redact: Callable[[str], str]) -> Any:
-    """Mask a member of a JSON object, whose name may say that its text is secret."""
-    is_secret = isinstance(value, str) and _PROBE not in redact(f"{name}={_PROBE}")
-    return "[hidden]" if is_secret else _masked_value(value, redact)
-
-
-def _masked_json(text: str, redact: Callable[[str], str]) -> str:
-    """Mask the strings in JSON text, which stays valid."""
-    try:
-        return json.dumps(_masked_value(json.loads(text), redact), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return "{}"
 
 
 def _case_digest(logged: LoggedRequest, sent: SentRequest, *, is_proved: bool) -> SentRequest:
@@ -188,9 +172,3 @@ def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
                 written.clear()  # blobs are named once in each conversation
             yield lines.records(record)
     yield lines.end()
-
-
-def _write_lines(path: Path, records: Iterable[tuple[Record, Body | None]]) -> None:
-    """Write an export file with these records."""
-    with path.open("wb") as file:
-        file.writelines(_lines(records))

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from crow.domain.entries import Assistant, CallRef, File, PlanItem, Prompt, ToolResult
+from crow.domain.entries import Assistant, CallRef, File, Prompt, ToolResult
 from crow.domain.messages import ToolCall
 from crow.domain.text import shorten
 from crow.replay.requests import Outcome, Replayed
 from crow.store import Store
 from crow.store.branches import own_entries
-from crow.tools import CallPart, Ports, RecallQuery, Toolbox
+from crow.tools import Ports, Toolbox
+from crow.tools.no_session import NoSession, ignore_output
 
 _TOOLS = ("apply_patch", "edit_file", "write_file")
 
@@ -58,12 +59,12 @@ async def _compare(
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as name:
         root = await anyio.to_thread.run_sync(_write_files, name, inside, cwd)
         moved = replace(call, arguments=call.arguments.replace(_quoted(f"{cwd}/"), _quoted(f"{root}/")))
-        async with open_tools(Path(root), Ports(log=_Nothing(), plan=_Nothing())) as tools:
+        async with open_tools(Path(root), Ports(log=NoSession(), plan=NoSession())) as tools:
             moved = tools.understood(moved)
             planned = await tools.plan(moved)
             if not planned.fault and {_below(root, path) for path in planned.paths} != inside.keys():
                 return "unproven", "its path led to another file"
-            result = None if planned.fault else await tools.run(moved, ref.call_id, _ignore, planned=planned)
+            result = None if planned.fault else await tools.run(moved, ref.call_id, ignore_output, planned=planned)
         if result is None or result.is_error:
             said = planned.fault or (result.text if result else "")
             return "different", f"today it fails: {shorten(said.replace(root, cwd), 200)}"
@@ -97,32 +98,6 @@ def _below(folder: str, path: str) -> str:
     return path[len(folder) + 1 :] if path.startswith(f"{folder}/") and ".." not in Path(path).parts else ""
 
 
-async def _ignore(text: str) -> None:
-    """Show no output."""
-
-
 def _quoted(path: str) -> str:
     """Return a path as it is within the text of a JSON string."""
     return json.dumps(path, ensure_ascii=False)[1:-1]
-
-
-class _Nothing:
-    """The log and the plan for tools in a scratch directory: nothing is stored."""
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:  # noqa: ARG002
-        """See :class:`crow.tools.Log`."""
-        return True
-
-    async def before_change(self, *change: object, **more: object) -> None:
-        """See :class:`crow.tools.Log`."""
-
-    async def before_keeping(self, *change: object) -> None:
-        """See :class:`crow.tools.Log`."""
-
-    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
-        """See :class:`crow.tools.Log`."""
-        return ""
-
-    def current(self) -> tuple[PlanItem, ...]:
-        """See :class:`crow.tools.Plan`."""
-        return ()

@@ -8,7 +8,7 @@ code makes them: if they differ from those in the log, the bytes of the next req
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import dropwhile, islice, takewhile
@@ -115,17 +115,14 @@ class LoggedStore:
     def __init__(
         self,
         row: SessionRow,
-        source: AsyncIterator[Entry],
-        until: Callable[[int], Awaitable[Sequence[Entry]]],
+        path: Callable[[], AsyncIterator[Entry]],
         *,
         is_from_file: bool,
     ) -> None:
-        """`source` yields the entries of the path. `until` returns those up to an entry again."""
+        """Each call of `path` yields all entries of the path."""
         self.row = replace(row, calibration=1.0, mode="ask", leaf=None, config={}, permissions=())
         self.ahead: deque[Entry] = deque()
         """The entries that were not taken yet: the rest of this turn, and the next turns."""
-        self.taken = 0
-        """The number of entries that were taken."""
         self.has_parked = False
         """Whether the turn has reached the place where it was cancelled or killed."""
         self.difference: str | None = None
@@ -134,17 +131,20 @@ class LoggedStore:
         """Whether today's code decides about compactions and shortened results. Otherwise, those of the log are used,
         because the log does not say which limits held."""
         self.changed: Entry | None = None
-        """The first taken entry that today's code makes otherwise than it is in the log."""
+        """The first taken entry that today's code makes with other content than it has in the log."""
         self.limits: LoggedLimits | None = None
         """The limits of the newest request that was taken."""
         self.endpoint = ""
         """The endpoint of the newest answer that was taken."""
         self.sent = 0
         """The id of the newest request that the turn has sent."""
-        self._source, self._until, self._is_from_file = source, until, is_from_file
+        self._path, self._source, self._is_from_file = path, path(), is_from_file
         self._key = ("", 0)
+        """The session and the number of the turn that is replayed."""
         self._turns_ahead = 0
+        """The number of turns with entries in `ahead`."""
         self._to_take = 0
+        """How many entries the next call of `append` takes, or 0 if it decides this itself."""
 
     async def fill(self) -> bool:
         """Read the next turns into `ahead`. Return False at the end of the path."""
@@ -172,7 +172,7 @@ class LoggedStore:
                 return
 
     def before_next(self) -> list[Entry]:
-        """Return the entries of the turn before the next one that it makes itself."""
+        """Return the entries before the next entry that the turn makes itself."""
         return list(takewhile(lambda entry: not self._is_made(entry.body), self.upcoming()))
 
     def next_made(self, after: Entry | None = None) -> Body | None:
@@ -309,7 +309,6 @@ class LoggedStore:
 
     def _take_one(self) -> Entry:
         entry = self.ahead.popleft()
-        self.taken += 1
         self._turns_ahead -= not self.ahead or _turn_of(self.ahead[0]) != _turn_of(entry)
         self.row = replace(self.row, leaf=entry.id, mode=_mode_at(self.row.mode, entry))
         if isinstance(entry.body, Assistant):
@@ -333,13 +332,13 @@ class LoggedStore:
         return len(before)
 
     def overflowed(self) -> int:
-        """Return the number of entries up to the last compaction after an endpoint refused the next request as too
-        long. Return 0 if there is none, or if today's code decides about it."""
+        """Return the number of entries up to the last compaction that the log has because the endpoint refused the next
+        request as too long. Return 0 if there is no such compaction, or if today's code decides about compactions."""
         before = enumerate(self.before_next(), 1)
         return max((number for number, entry in before if _is_overflow(entry.body)), default=0)
 
     def mode_ahead(self) -> str:
-        """Return the mode at the next request if the log has a new one before it, or an empty string."""
+        """Return the mode that the log sets before the next request, or an empty string if it sets none."""
         before = takewhile(lambda entry: not isinstance(entry.body, Assistant), self.upcoming())
         return reduce(_mode_at, before, "")
 
@@ -355,7 +354,8 @@ class LoggedStore:
     async def tail(self, session_id: str = "") -> Tail:  # noqa: ARG002
         """Return all entries of the path up to here, as they are in the log."""
         self.changed = None
-        return Tail(row=self.row, entries=tuple(await self._until(self.row.leaf or 0)))
+        entries = [entry async for entry in self._path() if entry.id <= (self.row.leaf or 0)]
+        return Tail(row=self.row, entries=tuple(entries))
 
     async def save_draft(self, session_id: str, **piece: object) -> None:
         """Save nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeAlias, cast
 
 import anyio
@@ -13,7 +13,7 @@ import anyio.lowlevel
 from crow.agent import Client
 from crow.agent.compaction.budget import CompactionPolicy, Gauge
 from crow.agent.compaction.compactor import Compactor
-from crow.agent.compaction.summary import SYSTEM
+from crow.agent.compaction.summary import SYSTEM, ignore
 from crow.agent.compaction.window import DEFAULT_WINDOW, ContextWindow
 from crow.agent.compaction.writer import Helpers
 from crow.agent.history.branch import Branch
@@ -77,7 +77,7 @@ class LoggedTurns:
         self._stand_on(Tail(row=store.row, entries=()))
 
     async def begin(self) -> None:
-        """Continue from the log as it is up to here, after a turn that did something else."""
+        """Read the branch from the log again, up to here, after a turn that did something else than the log says."""
         self._stand_on(await self._store.tail())
 
     def _stand_on(self, tail: Tail) -> None:
@@ -120,7 +120,7 @@ class LoggedTurns:
             cast("Toolbox", _LoggedToolbox(self, store)),  # a turn calls no other method
             briefing=self._briefing,
             permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call is one that asks
-            hooks=BranchHooks(Hooks(), branch, self._workspace, _ignore),
+            hooks=BranchHooks(Hooks(), branch, self._workspace, ignore),
             steps=2**31,
             budget=_LoggedBudget(store),
             standby=_LoggedStandby(store, self._model),
@@ -132,7 +132,7 @@ class LoggedTurns:
         await turn.end(end)
 
     async def _end_of(self, work: Awaitable[Any]) -> Any:
-        """Return what `work` returns, or `error` if it fails as a turn may fail."""
+        """Return what `work` returns, or `error` if it raises an error with which a turn can end."""
         try:
             return await work
         except Diverged:
@@ -183,13 +183,13 @@ class LoggedTurns:
             case Assistant():
                 return self._stream(requests[-1], body)
             case Checkpoint(reason="overflow") | Mask(reason="overflow"):
-                return LoggedStream(None, self._overflow())
+                return LoggedStream(failure=self._overflow())
             case Checkpoint() | Mask():
-                return LoggedStream(None, NetworkError("The endpoint was down."))
+                return LoggedStream(failure=NetworkError("The endpoint was down."))
             case TurnEnd(stop="error", detail=detail):
-                return LoggedStream(None, ModelError(detail))
+                return LoggedStream(failure=ModelError(detail))
             case _:
-                return LoggedStream(None, park=self.park)
+                return LoggedStream(park=self.park)
 
     def _overflow(self) -> ContextOverflow:
         """Return the error of a request that was too long. From this error, crow corrected its estimates of tokens. The
@@ -210,15 +210,26 @@ class LoggedTurns:
     def _stream(self, entry: Entry, body: Assistant) -> LoggedStream:
         """Return the stream of an answer. It ends as in the log: completely, with an error, or cancelled."""
         self.answer = (entry.id, body)
-        if body.finish != "interrupted":
-            return LoggedStream(entry)
-        match self._store.next_made(after=entry):
-            case TurnEnd(stop="error", detail=detail):
-                return LoggedStream(entry, ModelError(detail))
-            case TurnEnd() | None:
-                return LoggedStream(entry, park=self.park)
-            case _:
-                return LoggedStream(entry, NetworkError("The stream broke."))
+        answer = Answer(
+            text=body.text,
+            thought=body.thought,
+            calls=body.calls,
+            finish=body.finish,
+            usage=entry.usage,
+            opaque=body.opaque,
+            reasoning_field=body.reasoning_field,
+            wire=body.wire,
+        )
+        stream = LoggedStream(answer=answer, attempt=Attempt(usage=entry.usage, sent=body.sent))
+        if body.finish == "interrupted":
+            match self._store.next_made(after=entry):
+                case TurnEnd(stop="error", detail=detail):
+                    stream.failure = ModelError(detail)
+                case TurnEnd() | None:
+                    stream.park = self.park
+                case _:
+                    stream.failure = NetworkError("The stream broke.")
+        return stream
 
     async def park(self) -> NoReturn:
         """Cancel the turn, because the log says that it was cancelled or killed here."""
@@ -228,36 +239,17 @@ class LoggedTurns:
         raise AssertionError("the turn was cancelled")
 
 
+@dataclass(slots=True, kw_only=True)
 class LoggedStream:
     """An answer of the log, or the failure of a request; see :class:`crow.llm.Stream`."""
 
-    def __init__(
-        self,
-        entry: Entry | None,
-        failure: ModelError | None = None,
-        *,
-        text: str = "",
-        park: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """`entry` holds the answer; without it, the answer is `text`. After the answer, the stream raises `failure`, or
-        it awaits `park`, which cancels the turn."""
-        body = entry.body if entry is not None else None
-        self._usage = entry.usage if entry is not None else None
-        self._sent = sent_by(entry) if entry is not None else None
-        self._is_logged = entry is not None
-        self._failure, self._park = failure, park
-        self.answer = Answer(text=text)
-        if isinstance(body, Assistant):
-            self.answer = Answer(
-                text=body.text,
-                thought=body.thought,
-                calls=body.calls,
-                finish=body.finish,
-                usage=self._usage,
-                opaque=body.opaque,
-                reasoning_field=body.reasoning_field,
-                wire=body.wire,
-            )
+    answer: Answer = field(default_factory=lambda: Answer(text=""))
+    attempt: Attempt | None = None
+    """The attempt that gave the answer. The others, and summaries, are entries of the log."""
+    failure: ModelError | None = None
+    """Raised after the answer."""
+    park: Callable[[], Awaitable[None]] | None = None
+    """Awaited after the answer: it cancels the turn."""
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """Iterate over the answer. :raises ~crow.domain.errors.ModelError: the request failed."""
@@ -265,18 +257,18 @@ class LoggedStream:
             yield ThoughtDelta(text=self.answer.thought)
         if self.answer.text:
             yield TextDelta(text=self.answer.text)
-        if self._failure is not None:
-            raise self._failure
-        if self._park is not None:
-            await self._park()
+        if self.failure is not None:
+            raise self.failure
+        if self.park is not None:
+            await self.park()
 
     def partial(self) -> Answer:
         """See :class:`crow.llm.Stream`."""
         return replace(self.answer, calls=(), finish="interrupted")
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return only the attempt that gave an answer. The others, and summaries, are entries of the log."""
-        return (Attempt(usage=self._usage, sent=self._sent),) if self._is_logged else ()
+        """See :class:`crow.llm.Stream`."""
+        return () if self.attempt is None else (self.attempt,)
 
 
 class _LoggedModel:
@@ -320,8 +312,8 @@ class _LoggedModel:
         checkpoint = self._store.next_checkpoint()
         method = checkpoint.method if checkpoint is not None else "fallback"
         if checkpoint is None or method == "fallback" or (method == "serialised" and not is_transcript):
-            return LoggedStream(None, ModelError("The log has no such summary."))
-        return LoggedStream(None, text=checkpoint.summary)
+            return LoggedStream(failure=ModelError("The log has no such summary."))
+        return LoggedStream(answer=Answer(text=checkpoint.summary))
 
 
 class _LoggedToolbox:
@@ -362,10 +354,10 @@ class _LoggedToolbox:
         ref, store = CallRef.parse(call_id), self._store
         assert ref is not None
         entry, body = store.fate_of(ref)[1] or await self._turns.park()
-        cycles, seen = 0, store.taken
+        cycles, left = 0, len(store.ahead)
         while store.next_made() is not body:
             await anyio.lowlevel.checkpoint()
-            cycles, seen = (cycles + 1, seen) if store.taken == seen else (0, store.taken)
+            cycles, left = (cycles + 1, left) if len(store.ahead) == left else (0, len(store.ahead))
             if cycles > _CYCLES or store.difference is not None:
                 store.diverge(f"today {named(entry)} comes earlier than in the log")
         return Outcome(
@@ -487,8 +479,8 @@ class _LoggedInbox:
         return any(isinstance(entry.body, User | Custom | Skill) for entry in self._store.before_next())
 
     async def deliver(self) -> None:
-        """Take it over. Set the mode and, unless a compaction comes first, the calibration to those of the next
-        request."""
+        """Take these entries from the log. Set the mode and, unless a compaction comes first, the calibration to those
+        of the next request."""
         branch, store = self._branch, self._store
         await branch.store_only(())
         store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
@@ -499,11 +491,7 @@ class _LoggedInbox:
 
 
 class _Nobody:
-    """Gets what clients are told."""
+    """Takes the place of the clients. What they are told is lost."""
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""
-
-
-async def _ignore(_: str) -> None:
-    """Ignore the message that a hook was skipped. No hooks run here."""

@@ -126,17 +126,21 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
 
 
 class Rebuilder:
-    """Builds requests again. `extras` maps digests to the members that the user adds to every request."""
+    """Builds requests again.
 
-    def __init__(self, extras: Mapping[str, Mapping[str, object]] | None = None) -> None:
+    `extras` maps digests to the members that the user adds to every request. With `is_from_file`, the log is that of a
+    case file, whose entries have other ids than those that were sent.
+    """
+
+    def __init__(self, extras: Mapping[str, Mapping[str, object]] | None = None, *, is_from_file: bool = False) -> None:
+        self.is_from_file = is_from_file
         self._extras = extras or {}
         self._encoders: dict[tuple[str, str], AnyEncoder] = {}
 
-    def replay(self, logged: LoggedRequest, *, is_from_file: bool = False) -> Replayed:
-        """Build a request again and compare it. With `is_from_file`, the log is that of a case file, whose entries have
-        other ids than those that were sent."""
+    def replay(self, logged: LoggedRequest) -> Replayed:
+        """Build a request again and compare it."""
         entry, sent = logged.entry, logged.sent
-        outcome, words, body = self._compared(logged, is_from_file=is_from_file)
+        outcome, words, body = self._compared(logged)
         return Replayed(
             session=entry.session,
             entry=entry.id,
@@ -147,7 +151,7 @@ class Rebuilder:
             words=words,
         )
 
-    def _compared(self, logged: LoggedRequest, *, is_from_file: bool) -> tuple[Outcome, str, bytes]:
+    def _compared(self, logged: LoggedRequest) -> tuple[Outcome, str, bytes]:
         sent = logged.sent
         if sent is None:
             return "unproven", _why_unknown(logged), b""
@@ -157,7 +161,7 @@ class Rebuilder:
         body = self.body(logged, sent, dialect)
         if body is None:
             return "unproven", "its extra_body is no longer in the settings", b""
-        if is_from_file and not sent.is_case:
+        if self.is_from_file and not sent.is_case:
             return "unproven", "the file is no case, so the ids in it are not those that were sent", body
         if not sent.digest:
             return "unproven", "it already differed when the case was written", body
@@ -204,8 +208,8 @@ def request_of(logged: LoggedRequest, sent: SentRequest | None) -> Request:
 
 def _why_unknown(logged: LoggedRequest) -> str:
     prompt = logged.projection.prompt
-    if prompt is not None and not prompt.recorded_here:
-        return "it was imported, and the file does not tell how the request was sent"
+    if prompt is None or not prompt.recorded_here:  # crow stores a prompt entry before its first request
+        return "it was imported, or a program stored it, so the log does not tell how the request was sent"
     body = logged.entry.body
     if isinstance(body, Assistant) and body.finish == "interrupted":
         return "crow was stopped before it could store how the request was sent"

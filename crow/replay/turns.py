@@ -6,7 +6,7 @@ this turn are built from the log, and the next turn runs again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from crow.domain.conversation import Context
@@ -20,20 +20,15 @@ from crow.tools import Workspace
 
 
 async def replayed_requests(
-    store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace, *, is_from_file: bool = False
+    store: Store, session_id: str, rebuilder: Rebuilder, workspace: Workspace
 ) -> AsyncIterator[Replayed]:
     """Yield the requests of a session and of all its branches, and the turns that run differently today. The current
     branch comes first. `workspace` is an empty directory."""
     known: set[int] = set()
     row = await store.session(session_id)
     async for path in paths(store, session_id):
-
-        async def until(entry_id: int, path: Callable[[], AsyncIterator[Entry]] = path) -> Sequence[Entry]:
-            return [entry async for entry in path() if entry.id <= entry_id]
-
-        logged = LoggedStore(row, path(), until, is_from_file=is_from_file)
-        replay = _PathReplay(logged, workspace, rebuilder, known, is_from_file=is_from_file)
-        async for each in replay.requests():
+        logged = LoggedStore(row, path, is_from_file=rebuilder.is_from_file)
+        async for each in _PathReplay(logged, workspace, rebuilder, known).requests():
             yield each
 
 
@@ -41,15 +36,13 @@ class _PathReplay:
     """Replays one path of a session. Paths share their first entries, so requests whose entry ids are in `known` are
     skipped, and those replayed here are added to it."""
 
-    def __init__(
-        self, store: LoggedStore, workspace: Workspace, rebuilder: Rebuilder, known: set[int], *, is_from_file: bool
-    ) -> None:
-        self._store, self._rebuilder, self._known, self._is_from_file = store, rebuilder, known, is_from_file
+    def __init__(self, store: LoggedStore, workspace: Workspace, rebuilder: Rebuilder, known: set[int]) -> None:
+        self._store, self._rebuilder, self._known = store, rebuilder, known
         self._turns = LoggedTurns(store, workspace, self._sent)
         self._found: list[Replayed] = []
+        """The results of the turn so far."""
         self._reason = ""
         """Why the turn does not do what the log says. It becomes the words of the turn's next request."""
-        self._newest: Entry | None = None
 
     async def requests(self) -> AsyncIterator[Replayed]:
         """Yield the requests of the path."""
@@ -62,9 +55,8 @@ class _PathReplay:
                 await self._turns.begin()
             while entry := next(self._store.upcoming(), None):
                 await self._take(entry)
-                self._newest = entry
-            if self._reason and self._newest is not None:  # the turn has no further request
-                self._add(self._newest, self._reason)
+            if self._reason:  # the turn has no further request
+                self._add(self._turns.branch.entries[-1], self._reason)
             for each in self._found:
                 yield each
             self._found.clear()
@@ -105,7 +97,7 @@ class _PathReplay:
             return True
         self._known.add(entry.id)
         logged = LoggedRequest(entry=entry, context=context, projection=self._turns.branch.projection)
-        found = self._rebuilder.replay(logged, is_from_file=self._is_from_file)
+        found = self._rebuilder.replay(logged)
         if found.outcome == "different" and (changed := self._store.changed):
             found = replace(found, words=f"{named(changed)} is made differently today: {found.words}")
         if self._reason:

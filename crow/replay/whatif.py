@@ -57,7 +57,9 @@ class WouldSend:
 async def what_if(store: Store, session_id: str, change: Change) -> AsyncIterator[WouldSend]:
     """Yield the requests on a session's path, oldest first."""
     path = [entry async for entry in _doubled(store, session_id)]
-    going = _Simulation(change, [entry.body for entry in path if isinstance(entry.body, Checkpoint)])
+    going = _Simulation(
+        change, [(entry.id, entry.body.summary) for entry in path if isinstance(entry.body, Checkpoint)]
+    )
     for entry in path:
         if isinstance(entry.body, Assistant):
             yield going.request(entry)
@@ -82,14 +84,19 @@ def _double(entry_id: int) -> int:
 class _Simulation:
     """A session with the change, up to the entry that was added last."""
 
-    def __init__(self, change: Change, logged: list[Checkpoint]) -> None:
+    def __init__(self, change: Change, logged: list[tuple[int, str]]) -> None:
+        """`logged` are the ids of the checkpoints in the log, with their summaries."""
         self._change = change
         self._logged = logged
         self._projection = Projection()
         self._leaf: Entry | None = None
+        """The entry that was added last."""
         self._before: Context | None = None
+        """The context of the request before."""
         self._requests = 0
+        """The number of requests so far."""
         self._passes: list[int] = []
+        """The value of `_requests` at each compaction."""
 
     def add(self, entry: Entry) -> None:
         """Add an entry to the path."""
@@ -139,11 +146,12 @@ class _Simulation:
         decision = plan(self._projection, limits, measured, "threshold")
         if isinstance(decision, Noop):
             return "", ""
+        assert self._leaf is not None, "a context that is full has entries"
+        leaf = self._leaf
+        self._logged = [(entry_id, summary) for entry_id, summary in self._logged if entry_id > leaf.id]
         found = decision if isinstance(decision, Mask) else self._checkpoint(decision, measured, limits)
         if found is None:
             return "", "the window is too small" if limits.is_configured else ""
-        assert self._leaf is not None, "a context that is full has entries"
-        leaf = self._leaf
         self.add(replace(leaf, id=leaf.id + 1, parent=leaf.id, body=found, usage=None, estimate=None))
         self._passes.append(self._requests)
         return "summary" if isinstance(found, Checkpoint) else "hidden outputs", ""
@@ -151,7 +159,7 @@ class _Simulation:
     def _checkpoint(self, drafts: tuple[CheckpointDraft, ...], measured: Measure, limits: Limits) -> Checkpoint | None:
         """Return the first checkpoint that makes the request small enough."""
         messages = self._projection.context().messages
-        logged = self._logged.pop(0).summary if self._logged else ""
+        logged = self._logged.pop(0)[1] if self._logged else ""
         for draft in drafts:
             previous = self._projection.checkpoint_body
             start = 1 if previous is None else 2

@@ -11,10 +11,16 @@ from crow.store.branches import left_branches
 
 async def session_spending(store: Store, session_id: str) -> Spending:
     """Return what a session and its subagents spent, on all branches."""
-    ids = [session_id, *(row.id for row in await store.subagents(session_id))]
-    spending = Spending(sessions=frozenset(ids))
-    await add_sessions(store, ids, spending)
+    spending = Spending()
+    await add_session(store, session_id, spending)
     return spending
+
+
+async def add_session(store: Store, session_id: str, spending: Spending) -> None:
+    """Add the entries that a session and its subagents have stored, on all branches."""
+    ids = [session_id, *(row.id for row in await store.subagents(session_id))]
+    spending.sessions = frozenset(ids)
+    await add_sessions(store, ids, spending)
 
 
 async def add_sessions(store: Store, ids: Iterable[str], spending: Spending) -> None:

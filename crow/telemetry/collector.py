@@ -64,6 +64,7 @@ class OtlpCollector:
         self._ids = _Ids()
         self._finished = _Finished()
         self._retry_at = 0.0
+        """Nothing is sent before this time of the monotonic clock, in seconds."""
         known = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         resource = Resource.create({"service.version": __version__} | ({} if known else {"service.name": AGENT}))
         self._exporter = OTLPSpanExporter(f"{base}/v1/traces" if base else None, session=self._session)

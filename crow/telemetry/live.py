@@ -48,12 +48,11 @@ class Sender:
     def __init__(self, connect: Callable[[], Collector], redact: Redact | None) -> None:
         self._connect = connect
         self._redact = redact
-        self._waiting: queue.Queue[Turn] = queue.Queue(_TURNS)
+        self._waiting: queue.Queue[Turn | threading.Event] = queue.Queue(_TURNS)
+        """The turns to send. The thread sets an event when it comes to it."""
         self._collector: Collector | None = None
         self._thread: threading.Thread | None = None
         self._is_connected = threading.Event()
-        self._is_idle = threading.Event()
-        self._is_idle.set()
 
     def start(self) -> None:
         """Start the thread."""
@@ -71,7 +70,6 @@ class Sender:
         except RuntimeError as error:
             logger.warning("A turn was not traced: %s", error)
             return
-        self._is_idle.clear()
         with suppress(queue.Full):
             self._waiting.put_nowait(turn)
 
@@ -82,7 +80,10 @@ class Sender:
             return
         await anyio.to_thread.run_sync(self._is_connected.wait, _IMPORT_S)
         if self._collector is not None and not self._collector.is_failing:
-            await anyio.to_thread.run_sync(self._is_idle.wait, _EXIT_S)
+            are_sent = threading.Event()
+            with suppress(queue.Full):
+                self._waiting.put_nowait(are_sent)
+            await anyio.to_thread.run_sync(are_sent.wait, _EXIT_S)
 
     def _run(self) -> None:
         try:
@@ -91,17 +92,17 @@ class Sender:
             self._is_connected.set()
             while True:
                 turn = self._waiting.get()
+                if isinstance(turn, threading.Event):
+                    turn.set()
+                    continue
                 try:
                     collector.send(turn, self._redact)
                 except Exception:
                     logger.exception("A turn was not traced")
-                if self._waiting.empty():
-                    self._is_idle.set()
         except Exception:
             logger.exception("No more traces are sent")
         finally:
             self._is_connected.set()
-            self._is_idle.set()
 
 
 class TracedStore:

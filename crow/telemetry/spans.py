@@ -86,18 +86,25 @@ def spans_of(turn: Turn, redact: Redact | None = None) -> list[Span]:
 
 
 class _Translation:
+    """Goes through the entries of a turn, oldest first, and adds a span for each request, call and compaction."""
+
     def __init__(self, turn: Turn, redact: Redact | None) -> None:
         self._turn = turn
         self._redact = redact
         self._found: list[Span] = []
         self._session = turn.entries[0].session
         self._endpoint = ""
+        """The base URL and the model of the newest request. This and the next two go into the turn's own span."""
         self._provider = "crow"  # the built-in model
         self._model = ""
         self._calls: dict[CallRef, ToolCall] = {}
+        """The calls of all answers so far."""
         self._started: dict[CallRef, int] = {}
+        """When the calls began that have no result yet, in Unix ms."""
         self._stop = ""
+        """Why the turn ended, or empty before its end."""
         self._end_ms = 0
+        """When the turn ended, or else the time of its newest entry."""
 
     def spans(self) -> list[Span]:
         """Return all spans. The turn's own span is the first one."""
@@ -109,8 +116,8 @@ class _Translation:
                     self._add_chat(entry, times, body.sent, body.endpoint)
                 case ModelRequest(sent=sent):
                     self._add_chat(entry, times, sent, "")
-                case Checkpoint() | Mask():
-                    self._add_compaction(entry, times)
+                case Checkpoint() | Mask() as body:
+                    self._add_compaction(entry.id, body, times)
                 case Started(call=call):
                     self._started[call] = times[1]
                 case ToolResult() as body:
@@ -194,14 +201,15 @@ class _Translation:
             attributes["error.type"] = "no_answer" if body.purpose == "answer" else ""
         self._add(f"chat {self._model}", span_id("chat", entry.id), times, attributes, is_client=True)
 
-    def _add_compaction(self, entry: Entry, times: tuple[int, int]) -> None:
-        body = entry.body
-        attributes: dict[str, Value | None] = {}
-        if isinstance(body, Checkpoint | Mask):
-            attributes |= {"crow.tokens_before": body.tokens_before, "crow.tokens_after": body.tokens_after}
-        if isinstance(body, Checkpoint):
-            attributes |= {"crow.compaction.reason": body.reason, "crow.compaction.method": body.method}
-        self._add("compact", span_id("compaction", entry.id), times, attributes)
+    def _add_compaction(self, entry_id: int, body: Checkpoint | Mask, times: tuple[int, int]) -> None:
+        """Add the span of a compaction."""
+        attributes: dict[str, Value | None] = {
+            "crow.tokens_before": body.tokens_before,
+            "crow.tokens_after": body.tokens_after,
+            "crow.compaction.reason": body.reason,
+            "crow.compaction.method": body.method if isinstance(body, Checkpoint) else None,
+        }
+        self._add("compact", span_id("compaction", entry_id), times, attributes)
 
     def _add_call(self, call: CallRef, times: tuple[int, int], result: ToolResult | None, *, error: str = "") -> None:
         """Add the span of a tool call. Without `result`, the turn ended before the call did."""

@@ -19,16 +19,13 @@ from crow.domain.errors import ArgumentError
 from crow.tools import (
     NOTHING_EXCLUDED,
     BackgroundCommand,
-    CallPart,
     CommandAccess,
     ExcludedPaths,
     FileStat,
-    Log,
     OnOutput,
     PlannedCall,
     Ports,
     Protection,
-    RecallQuery,
     Workspace,
 )
 from crow.tools.builtin.seen_files import SeenFiles
@@ -39,6 +36,7 @@ from crow.tools.layers import Changes, ChildLayer, Layer
 from crow.tools.layers.session import Layers
 from crow.tools.layers.view import View
 from crow.tools.network import CommandNetwork
+from crow.tools.no_session import NoSession
 
 _ONLY_CONFINED = (
     "this task works on a copy of the workspace, where commands have no full access and do not run in the background"
@@ -253,52 +251,22 @@ class _IsolatedWorkspace:
         """See :class:`crow.tools.Workspace`."""
 
 
-class _UnloggedChanges:
-    """A :class:`crow.tools.Log` that records nothing, for a subagent in a layer: its edits do not change the
-    workspace, so there is nothing to undo. `log` is the log of the session."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:
-        """See :class:`crow.tools.Log`."""
-        return self._log.in_context(part, reader=reader)
-
-    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
-        """See :class:`crow.tools.Log`. Subagents have no `recall`."""
-        return ""
-
-    async def before_change(
-        self,
-        call_id: str,
-        path: Path,
-        before: bytes | None,
-        after: bytes | None,
-        *,
-        mode: int | None = None,
-    ) -> None:
-        """See :class:`crow.tools.Log`."""
-
-    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
-        """See :class:`crow.tools.Log`."""
-
-
 def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> tuple[ToolContext, Ports]:
     """Return the context and the ports with which the built-in tools of a subagent work in the layer `child`.
     `context` and `ports` are those of the session."""
     workspace = _IsolatedWorkspace(context.workspace, child)
-    log = _UnloggedChanges(ports.log)
     own = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, context.keys),
-        seen_files=SeenFiles(log.in_context),
+        seen_files=SeenFiles(ports.log.in_context),
         outputs=context.outputs,
         skills=context.skills,
         fetches_private=context.fetches_private,
         keys=context.keys,
         is_isolated=True,
     )
-    return own, Ports(log=log, plan=ports.plan)
+    # Edits in the layer do not change the workspace, so there is nothing to undo.
+    return own, Ports(log=NoSession(), plan=ports.plan)
 
 
 def isolated_plan(plan: PlannedCall) -> PlannedCall:

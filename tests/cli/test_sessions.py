@@ -789,6 +789,9 @@ def test_a_breakdown_says_where_tokens_and_time_went(stored_sessions: Path, capf
     assert [use["name"] for use in found["tools"]] == ["read_file"]
     text = crow(capfd, "stats", "--breakdown", "--session", totals[0]["session"])
     assert "50 % of the input tokens were read from the provider's cache." in text
+    assert text.endswith("\n")
+    for limit in (["--until", "2001-01-01"], ["--model", "nowhere"]):
+        assert "0 requests" in crow(capfd, "stats", "--breakdown", "--session", totals[0]["session"], *limit)
     assert crow(capfd, "stats", "--breakdown", "--cwd", "/nowhere", "--json").startswith('{"requests": 0')
 
 

@@ -103,6 +103,13 @@ V, P, N = "verified", "partly verified", "not verified"
         ("pytest; echo done", 0, None, ["unknown"]),
         ("pytest\necho done", 0, None, ["unknown"]),
         ("set -e; pytest; echo done", 0, None, ["passed"]),
+        ("set -e; pytest && echo done; ls", 0, None, ["unknown"]),
+        ("set -e; mypy . && pytest; ls", 0, None, ["unknown", "unknown"]),
+        ("set -e; set +e; pytest; ls", 0, None, ["unknown"]),
+        ("ruff check --exit-zero .", 0, None, ["unknown"]),
+        ("make -i test", 0, None, ["unknown"]),
+        ("npm test --if-present", 0, None, ["unknown"]),
+        ("npm test --if-present", 1, None, ["failed"]),
         ("cd web && npm test", 0, None, ["passed"]),
         ("pytest | tail -5", 0, None, ["unknown"]),
         ("pytest | tail -5", 0, [[1, 0]], ["failed"]),
@@ -124,6 +131,8 @@ V, P, N = "verified", "partly verified", "not verified"
         ("pytest --version", 0, None, []),
         ("pytest --collect-only", 0, None, []),
         ("make -n test", 0, None, []),
+        ("ctest -N", 0, None, []),
+        ("pytest --setup-only", 0, None, []),
         ("make clean", 0, None, []),
         ("ruff check --fix .", 0, None, []),
         ("grep pytest setup.cfg", 0, None, []),
@@ -142,6 +151,26 @@ def test_the_exit_code_of_a_line_says_how_its_checks_ended(
 ) -> None:
     facts = command_facts(line, code, cwd=CWD, pipes=pipes)
     assert [check.outcome for check in facts.checks] == outcomes
+
+
+@pytest.mark.parametrize(
+    ("line", "may_change"),
+    [
+        ("grep -o x a.txt | sort > /dev/null 2>&1", False),
+        ("ls >&2", False),
+        ("echo x > a.txt", True),
+        ("echo x >& a.txt", True),
+        ("sort -o a.txt a.txt", True),
+        ("git diff --output=a.txt", True),
+        ("df --output=size", False),
+        ("git ls-files -o", False),
+        ("find . -name x -fprintf a.txt %p", True),
+        ("find . -okdir rm {} +", True),
+        ("find . -newer x", False),
+    ],
+)
+def test_a_command_that_may_write_files_is_known(line: str, may_change: bool) -> None:
+    assert command_facts(line, 0).may_change is may_change
 
 
 def _verified(script: Script) -> None:
@@ -459,6 +488,10 @@ def test_a_layer_shows_whether_a_command_really_changed_files() -> None:
     assert (changed.state, changed.files, changed.edits) == (N, ("src/a.py", "src/b.py"), 1)
     assert _in_layer("make test", ("src/b.py", "old")).state() == N
     assert _in_layer("pytest", (".pytest_cache/v/lastfailed", "{}"), ("junit.xml", None)).state() == V
+    assert _in_layer("pytest", (".testmondata", "1")).state() == V
+    assert _in_layer("python run.py", (".mypy_cache/x", None), (".coverage", "1")).state() == V
+    assert _in_layer("python generate.py", (".github/workflows/ci.yml", "old")).state() == N
+    assert _in_layer("python generate.py", (".env.example", None)).state() == N
 
 
 def test_the_user_names_checks() -> None:

@@ -31,6 +31,8 @@ from crow.export.redact import redactor
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import Origin, model_error, parse_error_response
 from crow.llm.tool_calls import tool_name
+from crow.store.importers.builder import ConversationBuilder
+from crow.store.importers.files import Problems
 from crow.store.portable import ExportFile
 from crow.terminal.typed import TypedText
 from crow.tools.builtin.files import similar_names
@@ -67,6 +69,7 @@ def run_cases() -> None:
         "typed_texts",
         "edits_and_files",
         "exports",
+        "imports",
     ):
         print(name, flush=True)
         globals()[name]()
@@ -185,6 +188,14 @@ def exports() -> None:
         diff_lines(old * 50_000, new * 50_000)
     for unit in ('\\"', '"', '["', "\\"):
         check_import("[" * 300 + '"' + unit * 500_000)
+
+
+def imports() -> None:
+    with closing(ConversationBuilder("s1", cwd="/", parent_id=None, problems=Problems())) as conversation:
+        for number in range(200_000):
+            conversation.call(str(number), "read", {})
+        for number in range(200_000):
+            conversation.result(str(number), ())
 
 
 def check_import(line: str) -> None:

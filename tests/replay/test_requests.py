@@ -149,7 +149,7 @@ def test_the_log_says_why_a_request_is_not_compared() -> None:
     assert "an older version" in why(None)
     assert "does not know" in why(replace(sent, dialect={"wires": ["telepathy"]}))
     assert "extra_body" in why(replace(sent, extra="0" * 32))
-    assert Rebuilder().replay(logged(PATH, sent), is_from_file=True).outcome == "unproven"
+    assert Rebuilder(is_from_file=True).replay(logged(PATH, sent)).outcome == "unproven"
 
 
 JSON = st.recursive(

@@ -286,6 +286,9 @@ async def check_changed(home: Path, tmp_path: Path, run: Commands, session: str)
     for wrong in ("compaction.threshold=7", "compaction.threshold", "model.name=x", "compaction.auto=maybe"):
         code, said = await run("replay", session, "--set", wrong)
         assert (code, "--set is" in said) == (2, True), said
+    for useless in (["--live", "--with", str(prompt)], ["--live", "--set", "compaction.auto=false"], ["--from", "2"]):
+        code, said = await run("replay", session, *useless)
+        assert (code, "--live" in said) == (2, True), said
     code, said = await run("replay", session, "--with", "/dev/zero")
     assert (code, "is larger than 4,194,304 bytes" in said) == (2, True), said
 
@@ -329,4 +332,4 @@ async def test_an_imported_session_says_that_it_has_no_requests(home: Path, tmp_
     code, said = await run("replay", await run.imported(home, tmp_path))
     assert code == 0
     assert "identical: 0" in said
-    assert "not compared: 1: " in said
+    assert "not compared: 1: it was imported" in said

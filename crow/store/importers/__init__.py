@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from crow.domain.errors import ArgumentError
 from crow.store.importers import claude_code, codex, goose, openai_json, opencode, pi
-from crow.store.importers.builder import ConversationBuilder, ExportWriter, NewConversation
+from crow.store.importers.builder import ConversationBuilder, Source
 from crow.store.importers.databases import MAGIC, count_rows, opened_copy
 from crow.store.importers.files import (
     Damaged,
     Problems,
+    as_object,
     first_lines,
     modified_ms,
-    obj,
     open_regular,
     parse_object,
     readable,
     real_path,
     text,
 )
+from crow.store.portable import FORMAT, End, Header, line_of
 
 __all__ = [
     "TOOLS",
@@ -57,28 +57,8 @@ _PEEK_BYTES = 64 * 1024
 """The format of a JSON file is guessed from this many bytes, unless the user named the file."""
 _FIRST_LINE_BYTES = 256 * 1024
 _MOST_PEEKED = 300
-_OPENCODE_FILES = "storage/session/*/*.json"
-"""The files in which older versions of opencode keep their sessions."""
-_ROLLOUTS = ("sessions", "archived_sessions")
-"""The folders in which Codex keeps the files of its sessions."""
-
-Read: TypeAlias = Callable[[NewConversation, Problems], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A session of another tool that can be imported."""
-
-    tool: str
-    place: str
-    """Tells the user where the session is."""
-    session_id: str
-    """The session's id in crow, or empty if this id is not known until the session is read."""
-    parent_id: str | None = None
-    updated_ms: int
-    """Unix milliseconds. Sessions are sorted by this time."""
-    read: Read = field(repr=False)
-    """Builds the session's conversations."""
+_CLAUDE_FILES = "????????-*.jsonl"
+"""The files of Claude Code's sessions are named by UUIDs, those of subagents, for example, `agent-a1b2.jsonl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +83,6 @@ class SessionScan:
         """The only tool to look for, or None to look for all tools."""
         self._stack = ExitStack()
         """Closes the copies of databases."""
-        self._titles: dict[Path, Mapping[str, str]] = {}
-        """Maps each index of Codex to the titles in it."""
         self.problems = Problems()
         self.groups: list[tuple[Source, ...]] = []
         """Each group is a session followed by its subagents. The oldest group is first."""
@@ -139,7 +117,7 @@ class SessionScan:
             folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
             if self._wants(opencode.NAME) and opencode.is_storage(directory):
                 folders.clear()
-                yield from self._in_storage(directory)
+                yield from opencode.sessions_in_files(directory, self.problems)
                 continue
             for name in sorted(names):
                 if name.endswith(_ENDINGS) and name != codex.INDEX:
@@ -175,65 +153,26 @@ class SessionScan:
 
     def _in_lines(self, path: Path) -> Iterator[Source]:
         lines = first_lines(path)
-        for module in (claude_code, codex, pi, goose):
+        for module in (claude_code, codex, pi, goose, openai_json):
             if self._wants(module.NAME) and (found := module.recognise(path, lines)) is not None:
-                name, parent = found
-                read: Read
-                if module is codex:
-                    title = self._codex_titles(path).get(name, "")
-                    read = partial(codex.read, path, name, parent, title)
-                elif module is goose:
-                    read = partial(goose.read_file, path, name, parent)
-                else:
-                    read = partial(module.read, path, name, parent)
-                yield _source(module.NAME, path, name, parent, read)
+                yield found
                 return
-        if self._wants(openai_json.NAME) and openai_json.recognise(lines):
-            yield _source(openai_json.NAME, path, "", None, partial(openai_json.read_jsonl, path))
 
     def _in_document(self, path: Path, start: bytes, *, is_named: bool) -> Iterator[Source]:
-        def read(new: NewConversation, problems: Problems) -> None:
-            is_other = not openai_json.read_json(path, new, problems)
-            if is_other and (is_named or self._tool is not None):  # a directory can contain unrelated JSON files
-                problems.skip_file(path, "it has no messages")
-
         can_fit = b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{"
         if self._wants(openai_json.NAME) and (can_fit or is_named):
-            yield _source(openai_json.NAME, path, "", None, read)
+            # A directory can contain unrelated JSON files.
+            yield openai_json.document(path, is_expected=is_named or self._tool is not None)
 
     def _in_database(self, path: Path) -> Iterator[Source]:
         with ExitStack() as stack:
             database = stack.enter_context(opened_copy(path))
-            tables = database.tables()
-            if self._wants(opencode.NAME) and opencode.is_database(tables):
-                for one in opencode.sessions_in_database(database):
-                    messages = partial(opencode.messages_in_database, database, one)
-                    yield _opencode_source(one, f"{path}, session {one.name}", messages, one.updated_ms or 0)
-            elif self._wants(goose.NAME) and goose.is_database(tables):
-                for session in goose.sessions_in_database(database):
-                    yield Source(
-                        tool=goose.NAME,
-                        place=f"{path}, session {session.name}",
-                        session_id=session.session_id,
-                        updated_ms=session.updated_ms or 0,
-                        read=partial(goose.read_database, database, session),
-                    )
-            else:
-                return  # delete the copy now: a directory can have many large databases of other programs
-            self._stack.enter_context(stack.pop_all())
-
-    def _in_storage(self, storage: Path) -> Iterator[Source]:
-        for one, path in opencode.sessions_in_files(storage, self.problems):
-            messages = partial(opencode.messages_in_files, storage, one)
-            yield _opencode_source(one, str(path), messages, one.updated_ms or modified_ms(path))
-
-    def _codex_titles(self, path: Path) -> Mapping[str, str]:
-        index = codex.index_near(path)
-        if index is None:
-            return {}
-        if index not in self._titles:
-            self._titles[index] = codex.titles_in(index)
-        return self._titles[index]
+            for module in (opencode, goose):
+                if self._wants(module.NAME) and module.is_database(database.tables()):
+                    yield from module.sessions_in_database(database)
+                    self._stack.enter_context(stack.pop_all())
+                    return
+            # The copy is deleted now: a directory can have many large databases of other programs.
 
     def _wants(self, tool: str) -> bool:
         return self._tool is None or self._tool == tool
@@ -247,7 +186,8 @@ class Batch:
         self._file = file
         self._cwd = cwd
         """The directory of sessions that have none of their own."""
-        self._writer = ExportWriter(file)
+        self._file.write(line_of(Header(format=FORMAT)))
+        self._lines = 1
         self._ids: set[str] = set()
         """The ids of the sessions in the export."""
         self.tools: dict[str, str] = {}
@@ -266,7 +206,7 @@ class Batch:
         built: list[ConversationBuilder] = []
 
         def new(session_id: str, parent_id: str | None = None) -> ConversationBuilder:
-            built.append(ConversationBuilder(session_id, cwd=self._cwd, parent_id=parent_id))
+            built.append(ConversationBuilder(session_id, cwd=self._cwd, parent_id=parent_id, problems=problems))
             return built[-1]
 
         try:
@@ -287,7 +227,9 @@ class Batch:
 
     def end(self) -> None:
         """Complete the export."""
-        self._writer.end()
+        # A hash is not needed, because only this process reads the file, and the import checks every record.
+        self._file.write(line_of(End(lines=self._lines, sha256=None)))
+        self._file.flush()
 
     def _write(self, built: Sequence[ConversationBuilder]) -> None:
         for one in built:
@@ -298,7 +240,7 @@ class Batch:
         for one in full.values():
             if one.parent_id not in full:
                 one.parent_id = None
-            self._writer.add(one)
+            self._lines += one.write_to(self._file)
 
 
 def is_crow_export(path: Path) -> bool:
@@ -312,7 +254,7 @@ def is_crow_export(path: Path) -> bool:
 
 def default_path(tool: str) -> Path | None:
     """Return the directory in which a tool keeps its sessions, or None if the directory does not exist."""
-    return next((one.path for one in _places() if one.tool == tool), None)
+    return next((home.path for home in _homes() if home.tool == tool), None)
 
 
 def importable(known: Collection[str] = ()) -> list[Importable]:
@@ -320,8 +262,7 @@ def importable(known: Collection[str] = ()) -> list[Importable]:
     the ids of crow's sessions. A tool is left out if at least one of its sessions is in `known`. To be quick, this
     function opens only databases. It counts all other sessions by the names of their files, so a number can be too
     high."""
-    prefixes = {name.partition("-")[0] for name in known}
-    return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
+    return _counted((), known)
 
 
 def importable_at(paths: Sequence[str], known: Collection[str] = ()) -> list[Importable]:
@@ -331,48 +272,71 @@ def importable_at(paths: Sequence[str], known: Collection[str] = ()) -> list[Imp
     ids of crow's sessions in this directory. A tool is left out if at least one of its sessions is in `known`. To be
     quick, this function reads only the newest `_MOST_PEEKED` files of a tool.
     """
+    return _counted(paths, known)
+
+
+def _counted(paths: Sequence[str], known: Collection[str]) -> list[Importable]:
     prefixes = {name.partition("-")[0] for name in known}
     found = []
-    for place in _places():
-        count: Callable[[], int] | None = None
-        match place.tool:
-            case _ if _PREFIXES[place.tool] in prefixes:
-                continue
-            case claude_code.NAME:
-                names = {re.sub(r"[^A-Za-z0-9]", "-", path) for path in paths}
-                count = partial(_files_below, [place.path / name for name in names], "*.jsonl", besides="agent-")
-            case codex.NAME:
-                count = partial(_files_at, place.path, [f"{folder}/**/rollout-*.jsonl" for folder in _ROLLOUTS], paths)
-            case pi.NAME:
-                count = partial(_files_at, place.path, ["*/*.jsonl"], paths)
-            case opencode.NAME:
-                count = partial(_opencode_at, place.path, paths)
-            case goose.NAME:
-                count = partial(_goose_at, place.path, paths)
+    for home in _homes():
         with suppress(OSError):
-            if count is not None and (number := count()):
-                found.append(Importable(tool=place.tool, path=place.path, sessions=number))
+            if _PREFIXES[home.tool] not in prefixes and (number := home.count(paths)):
+                found.append(Importable(tool=home.tool, path=home.path, sessions=number))
     return found
 
 
-def _files_below(folders: Sequence[Path], pattern: str, *, besides: str) -> int:
-    return sum(_files(folder, pattern, besides=besides) for folder in folders)
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The usual directory of a tool."""
+
+    tool: str
+    path: Path
+    globs: tuple[str, ...]
+    """The files of sessions below `path`."""
+    database: str = ""
+    """The name of the database that newer versions of the tool use in place of these files, or empty if the tool has
+    none."""
+    table: str = ""
+    """The table of sessions in the database."""
+    column: str = ""
+    """The column of this table with the sessions' directories."""
+
+    def count(self, paths: Sequence[str]) -> int:
+        """Count the sessions that ran in one of the directories `paths`, or all sessions if `paths` is empty."""
+        database = self.path / self.database
+        if os.path.isfile(database):
+            return count_rows(database, self.table, self.column if paths else "", paths)
+        globs = self.globs
+        if paths and self.tool == claude_code.NAME:  # its folders are named after the directories
+            globs = tuple({f"{re.sub('[^A-Za-z0-9]', '-', path)}/{_CLAUDE_FILES}" for path in paths})
+        files = [file for glob in globs for file in self.path.glob(glob)]
+        if not paths or self.tool == claude_code.NAME:
+            return len(files)
+        newest = sorted(files, key=modified_ms, reverse=True)[:_MOST_PEEKED]
+        return sum(_directory_of(file) in paths for file in newest)
 
 
-def _opencode_at(root: Path, paths: Sequence[str]) -> int:
-    if os.path.isfile(root / opencode.DATABASE):
-        return count_rows(root / opencode.DATABASE, "session", "directory", paths)
-    return _files_at(root, [_OPENCODE_FILES], paths)
-
-
-def _goose_at(root: Path, paths: Sequence[str]) -> int:
-    return count_rows(root / goose.DATABASE, "sessions", "working_dir", paths) or _files_at(root, ["*.jsonl"], paths)
-
-
-def _files_at(root: Path, patterns: Sequence[str], paths: Sequence[str]) -> int:
-    """Count the files below `root` whose sessions ran in one of the directories `paths`."""
-    files = sorted((file for pattern in patterns for file in root.glob(pattern)), key=modified_ms, reverse=True)
-    return sum(_directory_of(file) in paths for file in files[:_MOST_PEEKED])
+def _homes() -> Iterator[_Home]:
+    """Yield the usual directories of tools that exist."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+    claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
+    codex_home = Path(os.environ.get("CODEX_HOME") or home / ".codex")
+    pi_home = Path(os.environ.get("PI_CODING_AGENT_DIR") or home / ".pi/agent") / "sessions"
+    rollouts = ("sessions/**/rollout-*.jsonl", "archived_sessions/**/rollout-*.jsonl")
+    opencode_files, goose_home = ("storage/session/*/*.json",), data / "goose/sessions"
+    for one in (
+        _Home(claude_code.NAME, claude, (f"*/{_CLAUDE_FILES}",)),
+        _Home(codex.NAME, codex_home, rollouts),
+        _Home(pi.NAME, pi_home, ("*/*.jsonl",)),
+        _Home(opencode.NAME, data / "opencode", opencode_files, opencode.DATABASE, "session", "directory"),
+        _Home(goose.NAME, goose_home, ("*.jsonl",), goose.DATABASE, "sessions", "working_dir"),
+    ):
+        if os.path.isdir(one.path):
+            yield one
 
 
 def _directory_of(file: Path) -> str:
@@ -384,72 +348,8 @@ def _directory_of(file: Path) -> str:
             value = parse_object((opened.read if is_whole else opened.readline)(_FIRST_LINE_BYTES))
     except (OSError, Damaged, RecursionError):
         return ""
-    value = obj(value.get("payload")) or value
+    value = as_object(value.get("payload")) or value
     return next((place for key in ("cwd", "directory", "working_dir") if (place := text(value.get(key)))), "")
-
-
-def _places() -> Iterator[Importable]:
-    """Yield each tool whose usual directory exists, with the number of its sessions."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return
-    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
-    claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
-    codex_home = Path(os.environ.get("CODEX_HOME") or home / ".codex")
-    pi_home = Path(os.environ.get("PI_CODING_AGENT_DIR") or home / ".pi/agent") / "sessions"
-    opencode_home, goose_home = data / "opencode", data / "goose/sessions"
-    places: Sequence[tuple[str, Path, Callable[[], int]]] = (
-        (claude_code.NAME, claude, lambda: _files(claude, "*/*.jsonl", besides="agent-")),
-        (codex.NAME, codex_home, lambda: sum(_files(codex_home, f"{one}/**/rollout-*.jsonl") for one in _ROLLOUTS)),
-        (pi.NAME, pi_home, lambda: _files(pi_home, "*/*.jsonl")),
-        (
-            opencode.NAME,
-            opencode_home,
-            lambda: count_rows(opencode_home / opencode.DATABASE, "session") or _files(opencode_home, _OPENCODE_FILES),
-        ),
-        (
-            goose.NAME,
-            goose_home,
-            lambda: count_rows(goose_home / goose.DATABASE, "sessions") or _files(goose_home, "*.jsonl"),
-        ),
-    )
-    for tool, path, count in places:
-        with suppress(OSError):
-            if path.is_dir():
-                yield Importable(tool=tool, path=path, sessions=count())
-
-
-def _files(directory: Path, pattern: str, *, besides: str = "\0") -> int:
-    """Count the files that match a glob, except those whose names begin with `besides`."""
-    return sum(not path.name.startswith(besides) for path in directory.glob(pattern))
-
-
-def _source(tool: str, path: Path, session_id: str, parent_id: str | None, read: Read) -> Source:
-    return Source(
-        tool=tool,
-        place=str(path),
-        session_id=session_id,
-        parent_id=parent_id,
-        updated_ms=modified_ms(path),
-        read=read,
-    )
-
-
-def _opencode_source(
-    session: opencode.OpencodeSession, place: str, messages: Callable[[Problems], opencode.Messages], updated_ms: int
-) -> Source:
-    def read(new: NewConversation, problems: Problems) -> None:
-        opencode.read(session, lambda: messages(problems), place, new, problems)
-
-    return Source(
-        tool=opencode.NAME,
-        place=place,
-        session_id=session.session_id,
-        parent_id=session.parent_id,
-        updated_ms=updated_ms,
-        read=read,
-    )
 
 
 def _grouped(sources: Sequence[Source]) -> list[tuple[Source, ...]]:

@@ -1,4 +1,4 @@
-"""Builds a conversation of crow from the messages of another tool, and writes it as a crow export."""
+"""Builds a conversation of crow from the messages of another tool, in the form of a crow export."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 from crow.domain import entries
 from crow.domain.entries import Announcement, Body, CallRef, Pin, StopReason
-from crow.domain.messages import FinishReason, Image, Part, Text, ToolCall, Usage
+from crow.domain.messages import FinishReason, Image, Part, ToolCall, Usage
 from crow.domain.rendering import in_title
 from crow.domain.text import safe
 from crow.store.codec import encode, mend
-from crow.store.importers.parts import announce, short_line, tool_call
+from crow.store.importers.files import Problems
+from crow.store.importers.parts import announce, short_line, tool_call, words_of
 from crow.store.portable import (
-    FORMAT,
     BlobRecord,
     ConversationRecord,
-    End,
     EntryRecord,
-    Header,
     MoveRecord,
-    Record,
     SessionRecord,
     blob_record,
     line_of,
@@ -51,7 +48,7 @@ class ConversationBuilder:
     may contain any characters.
     """
 
-    def __init__(self, session_id: str, *, cwd: str, parent_id: str | None = None) -> None:
+    def __init__(self, session_id: str, *, cwd: str, parent_id: str | None, problems: Problems) -> None:
         self.session_id = session_id
         self.parent_id = parent_id
         self.leaf: int | None = None
@@ -69,6 +66,7 @@ class ConversationBuilder:
         """The number of lines in the temporary file."""
         self.model = ""
         """The model of the entries that follow."""
+        self._problems = problems
         self._cwd = cwd
         """The session's directory, unless `set_cwd` sets another one."""
         self._first_prompt = ""
@@ -143,19 +141,18 @@ class ConversationBuilder:
     def user(self, parts: Sequence[Part]) -> int | None:
         """Add a prompt, which begins a turn. Return the number of the prompt's entry, or None if the prompt is
         empty."""
-        parts = tuple(part for part in parts if not isinstance(part, Text) or part.text.strip())
         if not parts:
             return None
         before = self.leaf if self._step is None else self.end_step()
         self.end_turn()
         self._newest_turn += 1
         self._before[self._newest_turn] = before
-        words = "\n".join(part.text for part in parts if isinstance(part, Text))
+        words = words_of(parts)
         cut = _CUT_CHARS if len(words) > _CUT_CHARS else None
         self._has_prompt = True
         self.messages += 1
         number = self._emit(
-            entries.User(parts=parts, message_id=self._message_id(), cut=cut), model=self.model, opens_turn=True
+            entries.User(parts=tuple(parts), message_id=self._message_id(), cut=cut), model=self.model, opens_turn=True
         )
         if words.strip():
             self._first_prompt = self._first_prompt or short_line(words, _TITLE_CHARS, first_line=True)
@@ -196,6 +193,7 @@ class ConversationBuilder:
         step = self._current()
         call = tool_call(call_id, name, arguments)
         announcement = announcement or announce(name, arguments, self._cwd)
+        step.newest[call_id] = len(step.calls)
         step.calls.append((call_id, call, announcement))
 
     def finish_answer(self, finish: FinishReason) -> None:
@@ -217,25 +215,23 @@ class ConversationBuilder:
     def result(
         self,
         call_id: str,
-        text: str,
+        parts: Sequence[Part],
         *,
-        images: Sequence[Image] = (),
         is_error: bool = False,
         duration_ms: int = 0,
         title: str = "",
-    ) -> bool:
-        """Add the result of a call. Return false if no call with this id waits for a result."""
-        found = _Result(text, tuple(images), is_error, duration_ms, short_line(title, 200), self._now_ms)
-        step = self._step
-        if step is not None:
-            for index in range(len(step.calls) - 1, -1, -1):
-                if step.calls[index][0] == call_id:
-                    return step.results.setdefault(index, found) is found
-        if call_id not in self._calls:
-            return False
-        self.end_step()
-        self._emit_result(*self._calls.pop(call_id), found)
-        return True
+    ) -> None:
+        """Add the result of a call. If no call with this id waits for a result, report a problem."""
+        images = tuple(part for part in parts if isinstance(part, Image))
+        found = _Result(words_of(parts), images, is_error, duration_ms, short_line(title, 200), self._now_ms)
+        index = None if self._step is None else self._step.newest.get(call_id)
+        if self._step is not None and index is not None:
+            is_expected = self._step.results.setdefault(index, found) is found
+        elif is_expected := call_id in self._calls:
+            self.end_step()
+            self._emit_result(*self._calls.pop(call_id), found)
+        if not is_expected:
+            self._problems.skip("a tool result without its call")
 
     def end_step(self) -> int | None:
         """Write the current answer, if there is one, and its results. Return the leaf."""
@@ -492,6 +488,8 @@ class _Step:
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, ToolCall, Announcement]] = field(default_factory=list)
     """The calls, each with the id that it has in the imported session."""
+    newest: dict[str, int] = field(default_factory=dict)
+    """Maps each of these ids to the index of the newest call with it."""
     results: dict[int, _Result] = field(default_factory=dict)
     """Maps the index of a call to its result."""
     usage: tuple[Usage, float | None] | None = None
@@ -521,27 +519,20 @@ NewConversation: TypeAlias = Callable[..., ConversationBuilder]
 conversations to the export."""
 
 
-class ExportWriter:
-    """Writes conversations as one crow export. Whoever opens the file must close it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A session of another tool that can be imported."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._lines = 0
-        self._add(Header(format=FORMAT))
-
-    def add(self, conversation: ConversationBuilder) -> None:
-        """Add a conversation."""
-        self._lines += conversation.write_to(self._file)
-
-    def end(self) -> None:
-        """Write the last line."""
-        # A hash is not needed, because only this process reads the file, and the import checks every record.
-        self._file.write(line_of(End(lines=self._lines, sha256=None)))
-        self._file.flush()
-
-    def _add(self, record: Record) -> None:
-        self._file.write(line_of(record))
-        self._lines += 1
+    tool: str
+    place: str
+    """Tells the user where the session is."""
+    session_id: str = ""
+    """The session's id in crow, or empty if this id is not known until the session is read."""
+    parent_id: str | None = None
+    updated_ms: int
+    """Unix milliseconds. Sessions are sorted by this time."""
+    read: Callable[[NewConversation, Problems], None] = field(repr=False)
+    """Builds the session's conversations."""
 
 
 def _digest(text: str) -> bytes:

@@ -5,14 +5,25 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.domain.messages import FinishReason, Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation
-from crow.store.importers.files import Problems, cost, count, objects, read_lines, text, time_ms, total
-from crow.store.importers.files import obj as as_object
-from crow.store.importers.parts import image_of, linked_part, stable_id
+from crow.domain.messages import FinishReason, Text, Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation, Source
+from crow.store.importers.files import (
+    Problems,
+    as_object,
+    cost,
+    count,
+    modified_ms,
+    objects,
+    read_lines,
+    text,
+    time_ms,
+    total,
+)
+from crow.store.importers.parts import parts_of, stable_id, words_of
 
 TOOL = "claude"
 """The beginning of the ids of imported sessions."""
@@ -50,37 +61,43 @@ _INJECTED = ("<task-notification>", "<system-reminder>", "<teammate-message")
 _FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refusal"}
 
 
-def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and the id of its parent if the session is a subagent. Return None if
-    Claude Code did not write the file."""
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> Source | None:
+    """Return the session in a file, or None if Claude Code did not write the file. `lines` are the first lines."""
     typed = [line for line in lines if text(line.get("type")) in _TYPES]
     if not any("sessionId" in line or "leafUuid" in line or "messageId" in line for line in typed):
         return None
+    session_id, parent_id = stable_id(TOOL, path.stem), None
     for line in typed:
         agent, session = text(line.get("agentId")), text(line.get("sessionId"))
         if line.get("isSidechain") is True and agent and session and session != path.stem:
-            return _agent_id(session, agent), stable_id(TOOL, session)
-    return stable_id(TOOL, path.stem), None
+            session_id, parent_id = _agent_id(session, agent), stable_id(TOOL, session)
+            break
+    return Source(
+        tool=NAME,
+        place=str(path),
+        session_id=session_id,
+        parent_id=parent_id,
+        updated_ms=modified_ms(path),
+        read=partial(_read, path, session_id, parent_id),
+    )
 
 
-def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
+def _read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
     """Import a file. Older versions of Claude Code wrote subagents into the file of their session. Each such subagent
     becomes a separate session."""
-    main = _Thread(new(session_id, parent_id=parent_id), path, problems)
+    main = _Thread(new(session_id, parent_id))
     side: dict[str, _Thread] = {}
     side_of: dict[str, str] = {}
-    for number, line in read_lines(path, problems):
+    for place, line in read_lines(path, problems):
         thread = main
         uuid, parent = text(line.get("uuid")), text(line.get("parentUuid"))
         if parent_id is None and line.get("isSidechain") is True and uuid:
             root = side_of[uuid] = side_of.get(parent, uuid)
             if root not in side:
-                side[root] = _Thread(new(_agent_id(path.stem, root), parent_id=session_id), path, problems)
+                side[root] = _Thread(new(_agent_id(path.stem, root), session_id))
             thread = side[root]
-        try:
-            thread.add(number, line)
-        except RecursionError:
-            problems.skip_line(path, number, "its JSON is nested too deeply")
+        with problems.importing(place):
+            thread.add(line)
     for thread in (main, *side.values()):
         thread.end()
 
@@ -93,10 +110,8 @@ class _Thread:
     The prompt is then added after the end of the turn that contains its parent.
     """
 
-    def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
+    def __init__(self, conversation: ConversationBuilder) -> None:
         self._to = conversation
-        self._path = path
-        self._problems = problems
         self._turns: dict[str, int] = {}
         """Maps the id (`uuid`) of each line to its turn."""
         self._command = ""
@@ -108,7 +123,7 @@ class _Thread:
         self._has_cwd = False
         """Whether the session's directory is known."""
 
-    def add(self, number: int, line: Mapping[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         """Add a line of the file."""
         self._to.at(time_ms(line.get("timestamp")))
         if not self._has_cwd and (cwd := text(line.get("cwd"))):
@@ -116,7 +131,7 @@ class _Thread:
             self._to.set_cwd(cwd)
         match line.get("type"):
             case "user":
-                self._add_user(number, line)
+                self._add_user(line)
             case "assistant":
                 self._add_assistant(line)
             case "system":
@@ -127,7 +142,7 @@ class _Thread:
             case "attachment":
                 queued = as_object(line.get("attachment"))
                 if queued.get("type") == "queued_command" and queued.get("commandMode", "prompt") == "prompt":
-                    self._to.user(_parts(queued.get("prompt")))
+                    self._to.user(parts_of(queued.get("prompt")))
             case "custom-title":
                 self._to.set_title(line.get("customTitle"), by_user=True)
             case "ai-title":
@@ -144,19 +159,14 @@ class _Thread:
             if leaf in self._turns and self._to.title is None:
                 self._to.set_title(title)
 
-    def _add_user(self, number: int, line: Mapping[str, Any]) -> None:
+    def _add_user(self, line: Mapping[str, Any]) -> None:
         content = as_object(line.get("message")).get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
-        results = [block for block in blocks if block.get("type") == "tool_result"]
+        results = [block for block in objects(content) if block.get("type") == "tool_result"]
         for block in results:
-            output, images = _output(block.get("content"))
-            found = self._to.result(
-                text(block.get("tool_use_id")), output, images=images, is_error=block.get("is_error") is True
-            )
-            if not found:
-                self._problems.skip_line(self._path, number, "a tool result without its call")
-        parts = _parts([block for block in blocks if block.get("type") != "tool_result"])
-        words = "\n".join(part.text for part in parts if isinstance(part, Text))
+            output, is_error = parts_of(block.get("content")), block.get("is_error") is True
+            self._to.result(text(block.get("tool_use_id")), output, is_error=is_error)
+        parts = parts_of(content)
+        words = words_of(parts)
         if not parts:
             return
         if line.get("isCompactSummary") is True:
@@ -197,9 +207,8 @@ class _Thread:
     def _add_assistant(self, line: Mapping[str, Any]) -> None:
         message = as_object(line.get("message"))
         content = message.get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
         if line.get("isApiErrorMessage") is True:
-            words = "\n".join(text(block.get("text")) for block in blocks)
+            words = words_of(parts_of(content))
             self._to.remark(words)
             self._to.stop("error", words)
             return
@@ -207,7 +216,7 @@ class _Thread:
         if message.get("model") != "<synthetic>":
             self._to.set_model(message.get("model"))
         self._to.answer(text(message.get("id")) or None)
-        for block in blocks:
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else objects(content):
             match block.get("type"):
                 case "text":
                     self._to.say(text(block.get("text")))
@@ -221,6 +230,7 @@ class _Thread:
             input_tokens=total(usage.get("input_tokens"), cached, usage.get("cache_creation_input_tokens")),
             output_tokens=count(usage.get("output_tokens")),
             cached_tokens=cached,
+            cache_write_tokens=count(usage.get("cache_creation_input_tokens")),
         )
         self._to.report_usage(spent, cost(line.get("costUSD")), again=True)
         self._to.finish_answer(_FINISH.get(text(message.get("stop_reason")), "stop"))
@@ -264,30 +274,3 @@ def _agent_id(session: str, agent: str) -> str:
 def _inside(tag: str, words: str) -> str:
     start, _, rest = words.partition(f"<{tag}>")
     return rest.partition(f"</{tag}>")[0].strip() if rest or start != words else ""
-
-
-def _parts(content: Any) -> tuple[Part, ...]:
-    if isinstance(content, str):
-        return (Text(text=content),) if content.strip() else ()
-    found: list[Part | None] = []
-    for block in objects(content):
-        source = as_object(block.get("source"))
-        match block.get("type"):
-            case "text":
-                found.append(Text(text=text(block.get("text"))))
-            case "image":
-                found.append(
-                    linked_part(source.get("url"))
-                    if source.get("type") == "url"
-                    else image_of(source.get("data"), source.get("media_type"))
-                )
-            case "document":
-                found.append(Text(text="[A document that was attached here was not imported.]"))
-    return tuple(part for part in found if part is not None and part != Text(text=""))
-
-
-def _output(content: Any) -> tuple[str, list[Image]]:
-    parts = _parts(content)
-    names = [text(block.get("tool_name")) for block in objects(content) if block.get("type") == "tool_reference"]
-    texts = [part.text for part in parts if isinstance(part, Text)] + [f"[Tool {name}]" for name in names]
-    return "\n".join(texts), [part for part in parts if isinstance(part, Image)]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from crow.domain.messages import Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.domain.messages import Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation, Source
 from crow.store.importers.files import (
     Damaged,
     Problems,
+    as_object,
     count,
+    modified_ms,
     objects,
     parse_object,
     read_lines,
     text,
     time_ms,
 )
-from crow.store.importers.files import obj as as_object
-from crow.store.importers.parts import linked_part, short_line, stable_id
+from crow.store.importers.parts import parts_of, short_line, stable_id, words_of
 
 TOOL = "codex"
 """The beginning of the ids of imported sessions."""
@@ -61,9 +63,8 @@ _INDEX_DEPTH = 5
 """Crow looks for the index in this many directories, beginning with the directory of the session's file."""
 
 
-def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and the id of its parent if the session has one. Return None if Codex did
-    not write the file."""
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> Source | None:
+    """Return the session in a file, or None if Codex did not write the file. `lines` are the first lines."""
     if not lines:
         return None
     first = lines[0]
@@ -76,48 +77,48 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
     else:
         return None
     name = text(meta.get("id")) or path.stem.removeprefix("rollout-")
-    return stable_id(TOOL, name), stable_id(TOOL, parent) if parent and parent != name else None
+    session_id, parent_id = stable_id(TOOL, name), stable_id(TOOL, parent) if parent and parent != name else None
+    return Source(
+        tool=NAME,
+        place=str(path),
+        session_id=session_id,
+        parent_id=parent_id,
+        updated_ms=modified_ms(path),
+        read=partial(_read, path, session_id, parent_id),
+    )
 
 
-def index_near(path: Path) -> Path | None:
-    """Return the index of the Codex directory that contains the file `path`, or None if there is no index."""
-    return next((file for folder in [*path.parents][:_INDEX_DEPTH] if (file := folder / INDEX).is_file()), None)
+def _read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
+    to = new(session_id, parent_id)
+    to.archived = "archived_sessions" in path.parts
+    rollout = _Rollout(to)
+    for place, line in read_lines(path, problems):
+        with problems.importing(place):
+            rollout.add(line)
+    index = next((file for folder in [*path.parents][:_INDEX_DEPTH] if (file := folder / INDEX).is_file()), None)
+    if index is not None:
+        to.set_title(_titles_in(index, modified_ms(index)).get(session_id), by_user=True)
 
 
-def titles_in(index: Path) -> dict[str, str]:
-    """Map the ids of sessions to their titles in an index. Damaged lines are ignored."""
+@lru_cache(maxsize=1)
+def _titles_in(index: Path, _modified_ms: int) -> Mapping[str, str]:
+    """Map the ids of sessions to their titles in an index. Damaged lines are ignored. The index is read once for all
+    its sessions, and again if the time of its last change is another one."""
     lines = read_lines(index, Problems())
     return {stable_id(TOOL, text(line.get("id"))): text(line.get("thread_name")) for _, line in lines}
-
-
-def read(
-    path: Path, session_id: str, parent_id: str | None, title: str, new: NewConversation, problems: Problems
-) -> None:
-    """Import a file. `title` is the session's title in the index, or empty if the session is not in the index."""
-    to = new(session_id, parent_id=parent_id)
-    to.archived = "archived_sessions" in path.parts
-    rollout = _Rollout(to, path, problems)
-    for number, line in read_lines(path, problems):
-        try:
-            rollout.add(number, line)
-        except RecursionError:
-            problems.skip_line(path, number, "its JSON is nested too deeply")
-    rollout.end(title)
 
 
 class _Rollout:
     """A file of Codex that is being imported. Codex calls such a file a rollout."""
 
-    def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
+    def __init__(self, conversation: ConversationBuilder) -> None:
         self._to = conversation
-        self._path = path
-        self._problems = problems
         self._has_meta = False
         """Whether the line with the session's own directory was read."""
         self._total: Mapping[str, Any] = {}
         """The session's total token counts, as the newest event with token counts reported them."""
 
-    def add(self, number: int, line: Mapping[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         """Add a line. Old versions of Codex wrote items without an enclosing object."""
         self._to.at(time_ms(line.get("timestamp")))
         kind, payload = text(line.get("type")), as_object(line.get("payload"))
@@ -131,19 +132,15 @@ class _Rollout:
                 if not self._has_meta:
                     self._to.set_cwd(payload.get("cwd"))
             case "response_item":
-                self._add_item(number, payload)
+                self._add_item(payload)
             case "event_msg":
                 self._add_event(payload)
             case "compacted":
                 self._compact(payload)
             case _ if kind in _ITEMS:
-                self._add_item(number, line)
+                self._add_item(line)
 
-    def end(self, title: str) -> None:
-        """Set the title. Call this after the last line."""
-        self._to.set_title(title, by_user=True)
-
-    def _add_item(self, number: int, item: Mapping[str, Any]) -> None:
+    def _add_item(self, item: Mapping[str, Any]) -> None:
         to = self._to
         match item.get("type"):
             case "message":
@@ -164,20 +161,17 @@ class _Rollout:
                 to.call(call_id, "local_shell", as_object(item.get("action")))
             case "web_search_call":
                 to.continue_answer()
-                call_id = text(item.get("id")) or f"web_search_{number}"
+                call_id = text(item.get("id"))
                 to.call(call_id, "web_search", as_object(item.get("action")))
-                to.result(call_id, "[Codex does not store the results of web searches.]")
+                to.result(call_id, parts_of("[Codex does not store the results of web searches.]"))
             case "function_call_output" | "custom_tool_call_output":
-                output, images, is_error, duration_ms = _output(item.get("output"))
-                found = to.result(
-                    text(item.get("call_id")), output, images=images, is_error=is_error, duration_ms=duration_ms
-                )
-                if not found:
-                    self._problems.skip_line(self._path, number, "a tool result without its call")
+                output, is_error, duration_ms = _output(item.get("output"))
+                call_id = text(item.get("call_id"))
+                to.result(call_id, parts_of(output), is_error=is_error, duration_ms=duration_ms)
 
     def _add_message(self, item: Mapping[str, Any]) -> None:
-        parts = _parts(item.get("content"))
-        words = "\n".join(part.text for part in parts if isinstance(part, Text))
+        parts = parts_of(item.get("content"))
+        words = words_of(parts)
         if item.get("role") == "assistant":
             self._to.continue_answer()
             self._to.say(words)
@@ -214,37 +208,23 @@ class _Rollout:
 
     def _compact(self, item: Mapping[str, Any]) -> None:
         history = [as_object(part.get("item")) or part for part in objects(item.get("replacement_history"))]
-        prompts = []
-        for message in history:
-            words = "\n".join(part.text for part in _parts(message.get("content")) if isinstance(part, Text))
-            if message.get("type", "message") == "message" and message.get("role") == "user" and words.strip():
-                prompts.append(words)
+        prompts = [
+            words_of(parts_of(message.get("content")))
+            for message in history
+            if message.get("type", "message") == "message" and message.get("role") == "user"
+        ]
         self._to.checkpoint(text(item.get("message")) or _REMOTE_SUMMARY, kept_prompts=prompts)
 
 
-def _parts(content: Any) -> tuple[Part, ...]:
-    found: list[Part | None] = []
-    for part in [{"text": content}] if isinstance(content, str) else objects(content):
-        if "image_url" in part:
-            url = part["image_url"]
-            found.append(linked_part(as_object(url).get("url", url)))
-        else:
-            found.append(Text(text=text(part.get("text"))))
-    return tuple(part for part in found if part is not None and part != Text(text=""))
-
-
-def _output(output: Any) -> tuple[str, list[Image], bool, int]:
-    """Return a result's text and images, whether it is an error, and the duration of the call in milliseconds. For a
-    command, `output` is a string of JSON with the output, exit code and duration of the command."""
+def _output(output: Any) -> tuple[Any, bool, int]:
+    """Return a result's content, whether it is an error, and the duration of the call in milliseconds. For a command,
+    `output` is a string of JSON with the output, exit code and duration of the command."""
     if isinstance(output, dict) and "content" in output:
-        is_error = output.get("success") is False
-        inner, images, failed, duration_ms = _output(output["content"])
-        return inner, images, is_error or failed, duration_ms
-    if isinstance(output, list):
-        parts = _parts(output)
-        texts = [part.text for part in parts if isinstance(part, Text)]
-        return "\n".join(texts), [part for part in parts if isinstance(part, Image)], False, 0
-    words = output if isinstance(output, str) else "" if output is None else short_line(json.dumps(output), 4000)
+        content, failed, duration_ms = _output(output["content"])
+        return content, failed or output.get("success") is False, duration_ms
+    if output is None or isinstance(output, list):
+        return output, False, 0
+    words = output if isinstance(output, str) else short_line(json.dumps(output), 4000)
     if words.startswith("{") and '"metadata"' in words:
         try:
             value = parse_object(words)
@@ -255,5 +235,5 @@ def _output(output: Any) -> tuple[str, list[Image], bool, int]:
             seconds = meta.get("duration_seconds")
             is_time = isinstance(seconds, int | float) and 0 <= seconds < 1e9
             duration_ms = round(float(seconds) * 1000) if is_time and seconds is not None else 0
-            return value["output"], [], meta.get("exit_code", 0) != 0, duration_ms
-    return words, [], False, 0
+            return value["output"], meta.get("exit_code", 0) != 0, duration_ms
+    return words, False, 0

@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,15 +40,13 @@ _MAX_COUNT = 2**53
 class Problem:
     """Something that could not be imported."""
 
-    path: str
-    line: int | None
-    """The number of the line, from 1, or None if `path` alone says where the problem is."""
+    place: str
+    """The file, and where in the file: the line, the message or the row."""
     words: str
     """The reason."""
 
     def __str__(self) -> str:
-        place = self.path if self.line is None else f"{self.path}, line {self.line}"
-        return on_one_line(f"{mend(place)}: {self.words}")
+        return on_one_line(f"{mend(self.place)}: {self.words}")
 
 
 @dataclass(slots=True)
@@ -61,17 +59,31 @@ class Problems:
     """The number of skipped files."""
     named: list[Problem] = field(default_factory=list)
     """The first 20 problems."""
+    _place: str = field(default="", compare=False)
+    """The line or message that is being imported; see `importing`."""
 
-    def skip_line(self, path: Path | str, line: int | None, words: str) -> None:
-        """Report a line, or another part of a file such as a message, that is skipped. If `path` already names the
-        part, `line` is None."""
+    @contextmanager
+    def importing(self, place: str) -> Iterator[None]:
+        """Import the line or message at `place` in this block. If it is nested too deeply, report it and go on."""
+        self._place = place
+        try:
+            yield
+        except RecursionError:
+            self.skip("its JSON is nested too deeply")
+
+    def skip(self, words: str) -> None:
+        """Report the line or message that is being imported, or a part of it."""
+        self.skip_line(self._place, words)
+
+    def skip_line(self, place: str, words: str) -> None:
+        """Report a line, or another part of a file such as a message, that is skipped."""
         self.lines += 1
-        self._name(Problem(str(path), line, words))
+        self._name(Problem(place, words))
 
     def skip_file(self, path: Path | str, words: str) -> None:
         """Report a file that is skipped."""
         self.files += 1
-        self._name(Problem(str(path), None, words))
+        self._name(Problem(str(path), words))
 
     def _name(self, problem: Problem) -> None:
         if len(self.named) < _NAMED:
@@ -102,24 +114,25 @@ def open_regular(path: Path) -> BinaryIO:
     return open(handle, "rb")
 
 
-def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and the JSON object of each line. Damaged lines are reported and skipped."""
+def read_lines(path: Path, problems: Problems) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the place and the JSON object of each line. Damaged lines are reported and skipped."""
     try:
         with open_regular(path) as file:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                place = f"{path}, line {number}"
                 if len(line) > MAX_LINE_BYTES:
-                    problems.skip_line(path, number, f"it is longer than {MAX_LINE_BYTES // 1024 // 1024} MB")
+                    problems.skip_line(place, f"it is longer than {MAX_LINE_BYTES // 1024 // 1024} MB")
                     while line and not line.endswith(b"\n"):
                         line = file.readline(_PIECE_BYTES)
                     continue
                 if line.isspace():
                     continue
                 try:
-                    yield number, parse_object(line)
+                    yield place, parse_object(line)
                 except Damaged as error:
-                    problems.skip_line(path, number, str(error))
+                    problems.skip_line(place, str(error))
     except (OSError, Damaged) as error:
         problems.skip_file(path, readable(error))
 
@@ -199,7 +212,7 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def obj(value: Any) -> Mapping[str, Any]:
+def as_object(value: Any) -> Mapping[str, Any]:
     """Return `value` if it is an object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.domain.messages import Image, Part, Text
-from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.store.importers.builder import ConversationBuilder, NewConversation, Source
 from crow.store.importers.databases import ForeignDatabase
 from crow.store.importers.files import (
     Damaged,
     Problems,
+    as_object,
+    modified_ms,
     objects,
     parse,
     parse_object,
@@ -21,8 +23,7 @@ from crow.store.importers.files import (
     text,
     time_ms,
 )
-from crow.store.importers.files import obj as as_object
-from crow.store.importers.parts import image_of, stable_id
+from crow.store.importers.parts import parts_of, stable_id, words_of
 
 TOOL = "goose"
 """The beginning of the ids of imported sessions."""
@@ -31,32 +32,17 @@ NAME = "goose"
 DATABASE = "sessions.db"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GooseSession:
-    """A session in goose's database. Times are Unix milliseconds."""
-
-    name: str
-    """The id that goose uses."""
-    session_id: str
-    """The id that the session gets in crow."""
-    title: str
-    title_by_user: bool
-    cwd: str
-    model: str
-    created_ms: int | None
-    updated_ms: int | None
-
-
-def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, paired with None, because goose's sessions have no parents. If goose did
-    not write the file, return None instead of a pair."""
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> Source | None:
+    """Return the session in a file, or None if goose did not write the file. `lines` are the first lines."""
     if not lines:
         return None
     first = lines[0]
     has_head = isinstance(first.get("working_dir"), str) and "message_count" in first
     if not has_head and not _is_message(first):
         return None
-    return _session_id(path.stem, text(first.get("working_dir")), str(first.get("created", ""))), None
+    session_id = _session_id(path.stem, text(first.get("working_dir")), str(first.get("created", "")))
+    read = partial(_read_file, path, session_id)
+    return Source(tool=NAME, place=str(path), session_id=session_id, updated_ms=modified_ms(path), read=read)
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
@@ -64,87 +50,78 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
     return {"sessions", "messages"} <= tables.keys() and {"session_id", "content_json"} <= tables["messages"]
 
 
-def sessions_in_database(database: ForeignDatabase) -> Iterator[GooseSession]:
+def sessions_in_database(database: ForeignDatabase) -> Iterator[Source]:
     """Yield the sessions in a database.
 
     :raises ArgumentError: the database is damaged.
     """
     columns = ("id", "working_dir", "created_at", "updated_at", "session_type", "model_config_json", "name")
     for row in database.columns("sessions", (*columns, "description", "user_set_name"), "ORDER BY id"):
-        name, cwd, created = text(row["id"]), text(row.get("working_dir")), str(row.get("created_at"))
-        if not name or row.get("session_type") == "hidden":
-            continue
-        try:
-            model = text(parse_object(text(row.get("model_config_json"))).get("model_name"))
-        except Damaged:
-            model = ""
-        yield GooseSession(
-            name=name,
-            session_id=_session_id(name, cwd, created),
-            title=text(row.get("name")) or text(row.get("description")),
-            title_by_user=bool(row.get("user_set_name")),
-            cwd=cwd,
-            model=model,
-            created_ms=time_ms(row.get("created_at")),
-            updated_ms=time_ms(row.get("updated_at")),
-        )
+        name = text(row["id"])
+        if name and row.get("session_type") != "hidden":
+            session_id = _session_id(name, text(row.get("working_dir")), str(row.get("created_at")))
+            yield Source(
+                tool=NAME,
+                place=f"{database.path}, session {name}",
+                session_id=session_id,
+                updated_ms=time_ms(row.get("updated_at")) or 0,
+                read=partial(_read_database, database, row, session_id),
+            )
 
 
-def read_database(database: ForeignDatabase, session: GooseSession, new: NewConversation, problems: Problems) -> None:
-    """Import a session from a database.
+def _read_database(
+    database: ForeignDatabase, session: Mapping[str, Any], session_id: str, new: NewConversation, problems: Problems
+) -> None:
+    """Import a session from a database. `session` is its row.
 
     :raises ArgumentError: the database is damaged.
     """
-    to = new(session.session_id)
-    to.set_cwd(session.cwd)
-    to.set_title(session.title, by_user=session.title_by_user)
-    to.set_model(session.model)
-    to.at(session.created_ms)
+    to = new(session_id)
+    to.set_cwd(session.get("working_dir"))
+    to.set_title(session.get("name") or session.get("description"), by_user=bool(session.get("user_set_name")))
+    with suppress(Damaged):
+        to.set_model(parse_object(text(session.get("model_config_json"))).get("model_name"))
+    to.at(time_ms(session.get("created_at")))
+    reader = _GooseReader(to)
     columns = ("id", "role", "content_json", "created_timestamp", "timestamp", "metadata_json")
-    rows = database.columns("messages", columns, "WHERE session_id = ? ORDER BY id", (session.name,))
-    _read(to, _messages_of(rows, database.path, problems), problems)
-    to.at(session.updated_ms)
+    for row in database.columns("messages", columns, "WHERE session_id = ? ORDER BY id", (session["id"],)):
+        with problems.importing(f"{database.path}, message {row['id']}"):
+            try:
+                reader.add(_message_of(row))
+            except Damaged as error:
+                problems.skip(str(error))
+    to.at(time_ms(session.get("updated_at")))
 
 
-def read_file(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
+def _read_file(path: Path, session_id: str, new: NewConversation, problems: Problems) -> None:
     """Import a file. Usually the first line describes the session. Each other line is a message."""
-    to = new(session_id, parent_id=parent_id)
-
-    def messages() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for number, line in read_lines(path, problems):
+    to = new(session_id)
+    reader = _GooseReader(to)
+    is_first = True
+    for place, line in read_lines(path, problems):
+        with problems.importing(place):
             if _is_message(line):
-                yield f"{path}, line {number}", line
-            elif number == 1:
+                reader.add(line)
+            elif is_first:
                 to.set_cwd(line.get("working_dir"))
                 to.set_title(line.get("description"))
             else:
-                problems.skip_line(path, number, "it is not a goose message")
-
-    _read(to, messages(), problems)
-
-
-def _read(to: ConversationBuilder, messages: Iterable[tuple[str, Mapping[str, Any]]], problems: Problems) -> None:
-    reader = _GooseReader(to, problems)
-    for place, message in messages:
-        try:
-            reader.add(place, message)
-        except RecursionError:
-            problems.skip_line(place, None, "its JSON is nested too deeply")
+                problems.skip("it is not a goose message")
+        is_first = False
 
 
 class _GooseReader:
     """Adds messages of goose to a conversation. A compaction by goose hides older messages from the model and inserts a
     summary that only the model sees."""
 
-    def __init__(self, conversation: ConversationBuilder, problems: Problems) -> None:
+    def __init__(self, conversation: ConversationBuilder) -> None:
         self._to = conversation
-        self._problems = problems
         self._has_hidden = False
         """Whether some message so far is hidden from the model."""
         self._is_after_summary = False
         """Whether the message before this one was a summary, or a remark of goose about a summary."""
 
-    def add(self, place: str, message: Mapping[str, Any]) -> None:
+    def add(self, message: Mapping[str, Any]) -> None:
         """Add a message."""
         self._to.at(time_ms(message.get("created")))
         seen = as_object(message.get("metadata"))
@@ -161,7 +138,7 @@ class _GooseReader:
         elif message.get("role") == "assistant":
             self._add_answer(content)
         else:
-            self._add_user(place, content, for_user=for_user)
+            self._add_user(content, for_user=for_user)
 
     def _add_answer(self, content: Sequence[Mapping[str, Any]]) -> None:
         to = self._to
@@ -182,39 +159,27 @@ class _GooseReader:
             if part.get("type") == "systemNotification":
                 to.remark(text(part.get("msg")))
 
-    def _add_user(self, place: str, content: Sequence[Mapping[str, Any]], *, for_user: bool) -> None:
+    def _add_user(self, content: Sequence[Mapping[str, Any]], *, for_user: bool) -> None:
         for part in content:
             if part.get("type") == "toolResponse":
-                output, images, is_error = _output(as_object(part.get("toolResult")))
-                if not self._to.result(text(part.get("id")), output, images=images, is_error=is_error):
-                    self._problems.skip_line(place, None, "a tool result without its call")
-        parts = _parts(content)
+                output, is_error = _output(as_object(part.get("toolResult")))
+                self._to.result(text(part.get("id")), parts_of(output), is_error=is_error)
+        parts = parts_of(content)
         if for_user:
             self._to.user(parts)
         else:
-            self._to.remind("\n".join(part.text for part in parts if isinstance(part, Text)))
+            self._to.remind(words_of(parts))
 
 
-def _messages_of(
-    rows: Iterable[Mapping[str, Any]], path: Path, problems: Problems
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for row in rows:
-        place = f"{path}, message {row['id']}"
-        try:
-            value = parse(content if isinstance(content := row["content_json"], str | bytes) else "")
-            seen = parse_object(row["metadata_json"]) if text(row.get("metadata_json")) else {}
-        except Damaged as error:
-            problems.skip_line(place, None, str(error))
-            continue
-        yield (
-            place,
-            {
-                "role": row.get("role"),
-                "created": row.get("created_timestamp") or row.get("timestamp"),
-                "content": value,
-                "metadata": seen,
-            },
-        )
+def _message_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message of the database in the form of goose's files. :raises Damaged: it is not JSON."""
+    content = row["content_json"]
+    return {
+        "role": row.get("role"),
+        "created": row.get("created_timestamp") or row.get("timestamp"),
+        "content": parse(content if isinstance(content, str | bytes) else ""),
+        "metadata": parse_object(row["metadata_json"]) if text(row.get("metadata_json")) else {},
+    }
 
 
 def _is_message(line: Mapping[str, Any]) -> bool:
@@ -229,23 +194,11 @@ def _session_id(name: str, cwd: str, created: str) -> str:
     return stable_id(TOOL, name, mark)
 
 
-def _parts(content: Sequence[Mapping[str, Any]]) -> list[Part]:
-    found: list[Part | None] = []
-    for part in content:
-        if part.get("type") == "text":
-            found.append(Text(text=text(part.get("text"))))
-        elif part.get("type") == "image":
-            found.append(image_of(part.get("data"), part.get("mimeType")))
-        elif part.get("type") == "resource":
-            found.append(Text(text=text(as_object(part.get("resource")).get("text"))))
-    return [part for part in found if part is not None]
-
-
-def _output(result: Mapping[str, Any]) -> tuple[str, list[Image], bool]:
+def _output(result: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Return the content of a result, and whether it is an error."""
     if result.get("status") == "error":
-        return text(result.get("error")), [], True
+        return result.get("error"), True
     value = result.get("value")
-    is_error = isinstance(value, dict) and value.get("isError") is True
-    parts = _parts(objects(value["content"] if isinstance(value, dict) and "content" in value else value))
-    texts = [part.text for part in parts if isinstance(part, Text)]
-    return "\n".join(texts), [part for part in parts if isinstance(part, Image)], is_error
+    if isinstance(value, dict) and "content" in value:
+        return value["content"], value.get("isError") is True
+    return value, False

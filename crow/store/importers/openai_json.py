@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.domain.messages import Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.domain.messages import Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation, Source
 from crow.store.importers.files import (
     Damaged,
     Problems,
+    as_object,
     count,
     items,
     modified_ms,
@@ -23,8 +25,7 @@ from crow.store.importers.files import (
     text,
     time_ms,
 )
-from crow.store.importers.files import obj as as_object
-from crow.store.importers.parts import linked_part, stable_id
+from crow.store.importers.parts import parts_of, stable_id, words_of
 
 TOOL = "openai"
 """The beginning of the ids of imported sessions."""
@@ -34,19 +35,28 @@ NAME = "openai-json"
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
-def recognise(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether `lines` are the first lines of a JSONL file with one conversation per line."""
-    return bool(lines) and _is_conversation(lines[0])
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> Source | None:
+    """Return the conversations in a JSONL file with one conversation per line, or None if it is another file. `lines`
+    are the first lines."""
+    if not lines or not _is_conversation(lines[0]):
+        return None
+    return Source(tool=NAME, place=str(path), updated_ms=modified_ms(path), read=partial(_read_lines, path))
 
 
-def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
+def document(path: Path, *, is_expected: bool) -> Source:
+    """Return the conversations in a JSON file. With `is_expected`, a file without conversations is reported."""
+    read = partial(_read_document, path, is_expected)
+    return Source(tool=NAME, place=str(path), updated_ms=modified_ms(path), read=read)
+
+
+def _read_document(path: Path, is_expected: bool, new: NewConversation, problems: Problems) -> None:
     """Import a JSON file. The file may contain the list of messages of one conversation, an object with the member
-    `messages`, or a list of such objects. Return false if it contains something else."""
+    `messages`, or a list of such objects."""
     try:
         value = read_document(path)
     except (OSError, Damaged) as error:
         problems.skip_file(path, readable(error))
-        return True
+        return
     if _is_message_list(value):
         value = [{"messages": value}]
     elif isinstance(value, dict):
@@ -55,18 +65,21 @@ def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
     for number, one in enumerate(items(value), 1):
         if isinstance(one, dict) and _is_conversation(one):
             place = f"{path}, conversation {number}" if len(value) > 1 else str(path)
-            _read(one, path, place, new, problems)
+            with problems.importing(place):
+                _read(one, path, place, new, problems)
             found = True
-    return found
+    if is_expected and not found:
+        problems.skip_file(path, "it has no messages")
 
 
-def read_jsonl(path: Path, new: NewConversation, problems: Problems) -> None:
+def _read_lines(path: Path, new: NewConversation, problems: Problems) -> None:
     """Import a JSONL file. Each line is an object with the member `messages`."""
-    for number, line in read_lines(path, problems):
-        if _is_conversation(line):
-            _read(line, path, f"{path}, line {number}", new, problems)
-        else:
-            problems.skip_line(path, number, "it has no messages")
+    for place, line in read_lines(path, problems):
+        with problems.importing(place):
+            if _is_conversation(line):
+                _read(line, path, place, new, problems)
+            else:
+                problems.skip("it has no messages")
 
 
 def _is_conversation(value: Mapping[str, Any]) -> bool:
@@ -83,11 +96,7 @@ def _is_message_list(value: Any) -> bool:
 def _read(value: Mapping[str, Any], path: Path, place: str, new: NewConversation, problems: Problems) -> None:
     """Import a conversation. `place` tells the user where in the file the conversation is."""
     messages = value["messages"]
-    try:
-        name = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:24]
-    except RecursionError:
-        problems.skip_line(place, None, "its JSON is nested too deeply")
-        return
+    name = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:24]
     to = new(stable_id(TOOL, name))
     to.set_title(value.get("title"))
     to.set_cwd(value.get("cwd"))
@@ -98,22 +107,18 @@ def _read(value: Mapping[str, Any], path: Path, place: str, new: NewConversation
     )
     to.at(created or updated or modified_ms(path) or None)
     for number, message in enumerate(messages, 1):
-        try:
-            problem = _add(to, message)
-        except RecursionError:
-            problem = "its JSON is nested too deeply"
-        if problem:
-            problems.skip_line(f"{place}, message {number}", None, problem)
+        with problems.importing(f"{place}, message {number}"):
+            _add(to, message, problems)
     to.at(updated)
 
 
-def _add(to: ConversationBuilder, message: Any) -> str:
-    """Add a message. Return why it cannot be added, or an empty string."""
+def _add(to: ConversationBuilder, message: Any, problems: Problems) -> None:
+    """Add a message, or report why it cannot be added."""
     if not isinstance(message, dict) or text(message.get("role")) not in _ROLES:
-        return "a message without a known role"
+        problems.skip("a message without a known role")
+        return
     to.at(time_ms(message.get("created_at", message.get("timestamp"))))
-    parts = _parts(message.get("content"))
-    words = "\n".join(part.text for part in parts if isinstance(part, Text))
+    parts = parts_of(message.get("content"))
     match message["role"]:
         case "user":
             to.user(parts)
@@ -121,7 +126,7 @@ def _add(to: ConversationBuilder, message: Any) -> str:
             to.set_model(message.get("model"))
             to.answer()
             to.think(text(message.get("reasoning_content")) or text(message.get("reasoning")))
-            to.say(words or text(message.get("refusal")))
+            to.say(words_of(parts) or text(message.get("refusal")))
             for call in objects(message.get("tool_calls")):
                 function = as_object(call.get("function")) or as_object(call.get("custom"))
                 arguments = function.get("arguments", function.get("input"))
@@ -131,28 +136,7 @@ def _add(to: ConversationBuilder, message: Any) -> str:
             to.report_usage(_usage(message.get("usage")), again=True)
         case "tool" | "function":
             call_id = text(message.get("tool_call_id")) or text(message.get("name"))
-            images = [part for part in parts if isinstance(part, Image)]
-            if not to.result(call_id, words, images=images):
-                return "a tool result without its call"
-    return ""
-
-
-def _parts(content: Any) -> list[Part]:
-    if isinstance(content, str):
-        return [Text(text=content)] if content else []
-    found: list[Part | None] = []
-    for part in objects(content):
-        match part.get("type"):
-            case "text" | "input_text" | "output_text":
-                found.append(Text(text=text(part.get("text"))))
-            case "refusal":
-                found.append(Text(text=text(part.get("refusal"))))
-            case "image_url" | "input_image":
-                url = part.get("image_url")
-                found.append(linked_part(as_object(url).get("url", url)))
-            case "input_audio" | "file":
-                found.append(Text(text="[A file that was attached here was not imported.]"))
-    return [part for part in found if part is not None]
+            to.result(call_id, parts)
 
 
 def _usage(value: Any) -> Usage:

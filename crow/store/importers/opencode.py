@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.domain.messages import FinishReason, Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.domain.messages import FinishReason, Part, Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation, Source
 from crow.store.importers.databases import ForeignDatabase
 from crow.store.importers.files import (
     Damaged,
     Problems,
+    as_object,
     cost,
     count,
+    modified_ms,
     objects,
     parse_object,
     read_document,
@@ -24,8 +26,7 @@ from crow.store.importers.files import (
     time_ms,
     total,
 )
-from crow.store.importers.files import obj as as_object
-from crow.store.importers.parts import linked_part, stable_id
+from crow.store.importers.parts import linked_part, parts_of, stable_id
 
 TOOL = "opencode"
 """The beginning of the ids of imported sessions."""
@@ -34,25 +35,6 @@ NAME = "opencode"
 DATABASE = "opencode.db"
 
 _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "refusal"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpencodeSession:
-    """A session as opencode describes it. Times are Unix milliseconds."""
-
-    name: str
-    """The id that opencode uses."""
-    session_id: str
-    """The id that the session gets in crow."""
-    parent_id: str | None
-    title: str
-    cwd: str
-    created_ms: int | None
-    updated_ms: int | None
-    archived: bool
-    undone_from: str
-    """The id of the first message that the user has undone, or empty if no message is undone. All later messages are
-    undone, too."""
 
 
 Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
@@ -69,61 +51,65 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
     return {"session", "message", "part"} <= tables.keys() and {"id", "directory"} <= tables["session"]
 
 
-def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[OpencodeSession, Path]]:
-    """Yield the sessions in a `storage` directory. Each session is paired with its file."""
+def sessions_in_files(storage: Path, problems: Problems) -> Iterator[Source]:
+    """Yield the sessions in a `storage` directory."""
     folders = _members(storage / "session", problems)
     for path in [file for folder in folders for file in _json_files(folder, problems)]:
-        value = _document(path, problems)
-        if value is not None:
-            times = as_object(value.get("time"))
-            undone = as_object(value.get("revert"))
-            parent = text(value.get("parentID"))
-            yield (
-                OpencodeSession(
-                    name=path.stem,
-                    session_id=stable_id(TOOL, path.stem),
-                    parent_id=stable_id(TOOL, parent) if parent else None,
-                    title=text(value.get("title")),
-                    cwd=text(value.get("directory")),
-                    created_ms=time_ms(times.get("created")),
-                    updated_ms=time_ms(times.get("updated")),
-                    archived=bool(times.get("archived")),
-                    undone_from=text(undone.get("messageID")),
-                ),
-                path,
-            )
+        session = _document(path, problems)
+        if session is not None:
+            messages = partial(_messages_in_files, storage, path.stem)
+            yield _source(path.stem, session, str(path), messages, modified_ms(path))
 
 
-def sessions_in_database(database: ForeignDatabase) -> Iterator[OpencodeSession]:
+def sessions_in_database(database: ForeignDatabase) -> Iterator[Source]:
     """Yield the sessions in a database.
 
     :raises ArgumentError: the database is damaged.
     """
     columns = ("id", "directory", "parent_id", "title", "revert", "time_created", "time_updated", "time_archived")
     for row in database.columns("session", columns, "ORDER BY id"):
-        name, parent = text(row["id"]), text(row.get("parent_id"))
+        name = text(row["id"])
         try:
             undone = parse_object(text(row.get("revert"))) if row.get("revert") else {}
         except Damaged:
             undone = {}
+        session = {
+            "directory": row["directory"],
+            "parentID": row.get("parent_id"),
+            "title": row.get("title"),
+            "time": {kind: row.get(f"time_{kind}") for kind in ("created", "updated", "archived")},
+            "revert": undone,
+        }
         if name:
-            yield OpencodeSession(
-                name=name,
-                session_id=stable_id(TOOL, name),
-                parent_id=stable_id(TOOL, parent) if parent else None,
-                title=text(row.get("title")),
-                cwd=text(row["directory"]),
-                created_ms=time_ms(row.get("time_created")),
-                updated_ms=time_ms(row.get("time_updated")),
-                archived=bool(row.get("time_archived")),
-                undone_from=text(undone.get("messageID")),
-            )
+            messages = partial(_messages_in_database, database, name)
+            yield _source(name, session, f"{database.path}, session {name}", messages, 0)
 
 
-def messages_in_files(storage: Path, session: OpencodeSession, problems: Problems) -> Messages:
+def _source(
+    name: str,
+    session: Mapping[str, Any],
+    place: str,
+    messages: Callable[[Problems], Messages],
+    changed_ms: int,
+) -> Source:
+    """Return a session. `name` is the id that opencode uses. `session` describes it as older versions of opencode do in
+    its file."""
+    session_id, parent = stable_id(TOOL, name), text(session.get("parentID"))
+    parent_id = stable_id(TOOL, parent) if parent else None
+    return Source(
+        tool=NAME,
+        place=place,
+        session_id=session_id,
+        parent_id=parent_id,
+        updated_ms=time_ms(as_object(session.get("time")).get("updated")) or changed_ms,
+        read=partial(_read, session, place, messages, session_id, parent_id),
+    )
+
+
+def _messages_in_files(storage: Path, session: str, problems: Problems) -> Messages:
     """Yield the messages of a session in a `storage` directory."""
     found: list[tuple[int, str, Mapping[str, Any]]] = []
-    for path in _json_files(storage / "message" / session.name, problems):
+    for path in _json_files(storage / "message" / session, problems):
         value = _document(path, problems)
         if value is not None:
             created = time_ms(as_object(value.get("time")).get("created"))
@@ -137,7 +123,7 @@ def messages_in_files(storage: Path, session: OpencodeSession, problems: Problem
         yield message, parts
 
 
-def messages_in_database(database: ForeignDatabase, session: OpencodeSession, problems: Problems) -> Messages:
+def _messages_in_database(database: ForeignDatabase, session: str, problems: Problems) -> Messages:
     """Yield the messages of a session in a database.
 
     :raises ArgumentError: the database is damaged.
@@ -149,36 +135,42 @@ def messages_in_database(database: ForeignDatabase, session: OpencodeSession, pr
             try:
                 yield {**parse_object(data if isinstance(data, str | bytes) else ""), "id": text(row["id"])}
             except Damaged as error:
-                problems.skip_line(f"{database.path}, {table} {text(row['id'])}", None, str(error))
+                problems.skip_line(f"{database.path}, {table} {text(row['id'])}", str(error))
 
-    for message in documents("message", "session_id", session.name, "time_created, id"):
+    for message in documents("message", "session_id", session, "time_created, id"):
         yield message, list(documents("part", "message_id", message["id"], "id"))
 
 
-def read(
-    session: OpencodeSession, messages: Callable[[], Messages], place: str, new: NewConversation, problems: Problems
+def _read(
+    session: Mapping[str, Any],
+    place: str,
+    messages: Callable[[Problems], Messages],
+    session_id: str,
+    parent_id: str | None,
+    new: NewConversation,
+    problems: Problems,
 ) -> None:
-    """Import a session. `place` tells the user where the session is."""
-    to = new(session.session_id, parent_id=session.parent_id)
-    to.set_cwd(session.cwd)
-    to.at(session.created_ms)
+    to = new(session_id, parent_id)
+    times = as_object(session.get("time"))
+    to.set_cwd(session.get("directory"))
+    to.at(time_ms(times.get("created")))
     # Skip the automatic titles of new sessions and subagents. The first prompt is a better title.
-    if not session.title.startswith(("New session - ", "Child session - ")):
-        to.set_title(session.title)
-    to.archived = session.archived
+    if not text(session.get("title")).startswith(("New session - ", "Child session - ")):
+        to.set_title(session.get("title"))
+    to.archived = bool(times.get("archived"))
     reader = _OpencodeReader(to)
+    # The user has undone this message and all later ones. The name is empty if no message is undone.
+    undone_from = text(as_object(session.get("revert")).get("messageID"))
     undone: int | None = None
     is_undone = False
-    for message, parts in messages():
-        if session.undone_from and message["id"] == session.undone_from and not is_undone:
+    for message, parts in messages(problems):
+        if undone_from and message["id"] == undone_from and not is_undone:
             is_undone, undone = True, to.end_step()
-        try:
+        with problems.importing(f"{place}, message {message['id']}"):
             reader.add(message, parts)
-        except RecursionError:
-            problems.skip_line(f"{place}, message {message['id']}", None, "its JSON is nested too deeply")
     if is_undone:
         to.go(undone)
-    to.at(session.updated_ms)
+    to.at(time_ms(times.get("updated")))
 
 
 class _OpencodeReader:
@@ -212,7 +204,7 @@ class _OpencodeReader:
             self._is_automatic = compaction.get("auto") is not False
             self._tail = text(compaction.get("tail_start_id"))
             return
-        shown: list[Part | None] = []
+        shown: list[Part] = []
         added: list[str] = []
         for part in parts:
             match part.get("type"):
@@ -221,14 +213,14 @@ class _OpencodeReader:
                 case "text" if part.get("synthetic") is True:
                     added.append(text(part.get("text")))
                 case "text":
-                    shown.append(Text(text=text(part.get("text"))))
+                    shown += parts_of(part.get("text"))
                 case "file":
-                    shown.append(linked_part(part.get("url"), part.get("filename")))
+                    shown += filter(None, [linked_part(part.get("url"), part.get("filename"))])
                 case "subtask":
-                    shown.append(Text(text=text(part.get("prompt"))))
+                    shown += parts_of(part.get("prompt"))
         model = as_object(message.get("model"))
         self._to.set_model(model.get("modelID"))
-        number = self._to.user([part for part in shown if part is not None])
+        number = self._to.user(shown)
         for words in filter(str.strip, added):
             self._to.remind(words)
             number = number or self._to.leaf
@@ -283,12 +275,13 @@ class _OpencodeReader:
                     times = as_object(state.get("time"))
                     started, ended = count(times.get("start")), count(times.get("end"))
                     duration = max(0, ended - started) if started is not None and ended is not None else 0
-                    images = [linked_part(file.get("url")) for file in objects(state.get("attachments"))]
+                    parts = parts_of(state.get("error" if state.get("status") == "error" else "output"))
+                    for file in objects(state.get("attachments")):
+                        parts += filter(None, [linked_part(file.get("url"))])
                     failed = state.get("status") == "error"
                     to.result(
                         call_id,
-                        text(state.get("error" if failed else "output")),
-                        images=[image for image in images if isinstance(image, Image)],
+                        parts,
                         is_error=failed,
                         duration_ms=duration,
                         title="" if failed else text(state.get("title")),
@@ -306,6 +299,7 @@ def _usage(tokens: Any) -> Usage:
         output_tokens=total(values.get("output"), reasoning),
         cached_tokens=cached,
         reasoning_tokens=reasoning,
+        cache_write_tokens=count(cache.get("write")),
     )
 
 

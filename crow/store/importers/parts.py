@@ -18,7 +18,8 @@ from crow.domain.rendering import in_title
 from crow.domain.text import first_line as first_line_of
 from crow.domain.text import on_one_line, shorten
 from crow.store.codec import mend
-from crow.store.importers.files import Damaged, objects, parse
+from crow.store.importers.files import Damaged, as_object, objects, parse
+from crow.store.importers.files import text as as_text
 
 _ID_CHARS = 64
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -65,61 +66,22 @@ def _arguments_of(arguments: Any) -> Mapping[str, Any]:
     return {} if arguments is None else {"input": arguments}
 
 
-_KINDS: Mapping[CallKind, frozenset[str]] = {
-    "execute": frozenset(
-        [
-            "bash",
-            "shell",
-            "exec",
-            "exec_command",
-            "local_shell",
-            "shell_command",
-            "unified_exec",
-            "container_exec",
-            "write_stdin",
-            "developer__shell",
-            "execute_command",
-            "terminal",
-            "run_command",
-            "powershell",
-        ]
+_TOOLS: Mapping[CallKind, str] = {
+    "execute": (
+        "bash shell exec exec_command local_shell shell_command unified_exec container_exec write_stdin "
+        "developer__shell execute_command terminal run_command powershell"
     ),
-    "read": frozenset(["read", "read_file", "view", "cat", "notebookread", "view_image", "load_file"]),
-    "edit": frozenset(
-        [
-            "edit",
-            "write",
-            "multiedit",
-            "apply_patch",
-            "patch",
-            "notebookedit",
-            "write_file",
-            "edit_file",
-            "str_replace",
-            "text_editor",
-            "developer__text_editor",
-            "str_replace_editor",
-        ]
+    "read": "read read_file view cat notebookread view_image load_file",
+    "edit": (
+        "edit write multiedit apply_patch patch notebookedit write_file edit_file str_replace text_editor "
+        "developer__text_editor str_replace_editor"
     ),
-    "search": frozenset(
-        [
-            "grep",
-            "glob",
-            "ls",
-            "list",
-            "find",
-            "search",
-            "codesearch",
-            "list_dir",
-            "grep_files",
-            "toolsearch",
-            "analyze",
-        ]
-    ),
-    "fetch": frozenset(["webfetch", "websearch", "web_search", "web_fetch", "fetch"]),
-    "think": frozenset(["think", "todowrite", "todoread", "todo_write", "update_plan", "task", "agent"]),
+    "search": "grep glob ls list find search codesearch list_dir grep_files toolsearch analyze",
+    "fetch": "webfetch websearch web_search web_fetch fetch",
+    "think": "think todowrite todoread todo_write update_plan task agent",
 }
-_KIND_OF: Mapping[str, CallKind] = {word: kind for kind, words in _KINDS.items() for word in words}
+"""The names of other agents' tools, in small letters."""
+_KIND_OF: Mapping[str, CallKind] = {name: kind for kind, names in _TOOLS.items() for name in names.split()}
 _PATHS = ("file_path", "filePath", "path", "notebook_path", "filename")
 """The arguments that name a call's file, best first."""
 _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt")
@@ -166,7 +128,38 @@ def _diffs(values: Mapping[str, Any], path: str) -> tuple[Diff, ...]:
     return tuple(found)
 
 
-def image_of(data: Any, mime_type: Any) -> Part | None:
+def parts_of(content: Any) -> list[Part]:
+    """Return the parts of a message or result in the forms of all tools: a text, or a list of objects. Blank texts, and
+    objects of unknown types, are left out."""
+    found: list[Part | None] = []
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else objects(content):
+        match part.get("type"):
+            case "text" | "input_text" | "output_text":
+                found.append(Text(text=as_text(part.get("text"))))
+            case "refusal":
+                found.append(Text(text=as_text(part.get("refusal"))))
+            case "resource":
+                found.append(Text(text=as_text(as_object(part.get("resource")).get("text"))))
+            case "image":
+                source = as_object(part.get("source")) or part
+                mime_type = source.get("media_type", source.get("mimeType"))
+                found.append(linked_part(source.get("url")) or _image_of(source.get("data"), mime_type))
+            case "image_url" | "input_image":
+                url = part.get("image_url")
+                found.append(linked_part(as_object(url).get("url", url)))
+            case "tool_reference":
+                found.append(Text(text=f"[Tool {as_text(part.get('tool_name'))}]"))
+            case "document" | "file" | "input_audio":
+                found.append(Text(text="[A file that was attached here was not imported.]"))
+    return [part for part in found if part is not None and not (isinstance(part, Text) and not part.text.strip())]
+
+
+def words_of(parts: Sequence[Part]) -> str:
+    """Return the texts of a message on lines of their own."""
+    return "\n".join(part.text for part in parts if isinstance(part, Text))
+
+
+def _image_of(data: Any, mime_type: Any) -> Part | None:
     """Return an image from its base64 text, or None if `data` or `mime_type` is not valid."""
     if not isinstance(data, str) or not isinstance(mime_type, str):
         return None
@@ -183,7 +176,7 @@ def linked_part(url: Any, name: Any = None) -> Part | None:
     if not isinstance(url, str) or not url:
         return None
     if match := _IMAGE.match(url):
-        return image_of(url[match.end() :], match[1])
+        return _image_of(url[match.end() :], match[1])
     if url.startswith("data:"):
         return Text(text=f"[A file that was attached here, {short_line(url[5:60], 40)}, was not imported.]")
     label = short_line(name if isinstance(name, str) else "", 200)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow.domain.messages import FinishReason, Image, Part, Text, Usage
-from crow.store.importers.builder import ConversationBuilder, NewConversation
-from crow.store.importers.files import Problems, cost, count, items, objects, read_lines, text, time_ms, total
-from crow.store.importers.files import obj as as_object
-from crow.store.importers.parts import image_of, stable_id
+from crow.domain.messages import FinishReason, Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation, Source
+from crow.store.importers.files import (
+    Problems,
+    as_object,
+    cost,
+    count,
+    items,
+    modified_ms,
+    objects,
+    read_lines,
+    text,
+    time_ms,
+    total,
+)
+from crow.store.importers.parts import parts_of, stable_id, words_of
 
 TOOL = "pi"
 """The beginning of the ids of imported sessions."""
@@ -21,31 +33,28 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "aborted": "interrupt
 _BRANCH_SUMMARY = "[A summary of a branch that the user left before this point.]\n\n"
 
 
-def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, paired with None, because pi's sessions have no parents. If pi did not
-    write the file, return None instead of a pair."""
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> Source | None:
+    """Return the session in a file, or None if pi did not write the file. `lines` are the first lines."""
     if not lines or lines[0].get("type") != "session" or not isinstance(lines[0].get("cwd"), str):
         return None
-    return stable_id(TOOL, text(lines[0].get("id")) or path.stem), None
+    session_id = stable_id(TOOL, text(lines[0].get("id")) or path.stem)
+    read = partial(_read, path, session_id)
+    return Source(tool=NAME, place=str(path), session_id=session_id, updated_ms=modified_ms(path), read=read)
 
 
-def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
-    """Import a file."""
-    tree = _Tree(new(session_id, parent_id=parent_id), path, problems)
-    for number, line in read_lines(path, problems):
-        try:
-            tree.add(number, line)
-        except RecursionError:
-            problems.skip_line(path, number, "its JSON is nested too deeply")
+def _read(path: Path, session_id: str, new: NewConversation, problems: Problems) -> None:
+    tree = _Tree(new(session_id), problems)
+    for place, line in read_lines(path, problems):
+        with problems.importing(place):
+            tree.add(line)
 
 
 class _Tree:
     """Converts pi's entries to crow's. One entry of pi can become several entries of crow, or none. If an entry of pi
     is left out, its children become children of its parent."""
 
-    def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
+    def __init__(self, conversation: ConversationBuilder, problems: Problems) -> None:
         self._to = conversation
-        self._path = path
         self._problems = problems
         self._version: int | None = None
         """The version of the format, or None before the line of the session."""
@@ -61,7 +70,7 @@ class _Tree:
         self._newest = ""
         """The id of the line before this one."""
 
-    def add(self, number: int, line: Mapping[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
         """Add a line. In version 1 of the format, entries have no ids and do not form a tree."""
         to, index = self._to, self._lines
         self._lines += 1
@@ -80,23 +89,23 @@ class _Tree:
         else:
             parent = self._newest
             if "parentId" in line:
-                self._problems.skip_line(self._path, number, "the entry before it is missing, so it was put at the end")
+                self._problems.skip("the entry before it is missing, so it was put at the end")
         self._parents[name], self._newest = parent, name
         to.at(time_ms(line.get("timestamp")))
         before = to.leaf
-        first = self._add(number, name, line)
+        first = self._add(name, line)
         to.end_step()
         if to.leaf is not None and to.leaf != before:
             self._first[name] = first or to.leaf
         self._last[name] = to.leaf
 
-    def _add(self, number: int, name: str, line: Mapping[str, Any]) -> int | None:
+    def _add(self, name: str, line: Mapping[str, Any]) -> int | None:
         """Add the entries of a line. `name` is its id. If the line is a prompt, return the number of the prompt's
         entry, otherwise None."""
         to = self._to
         match line.get("type"):
             case "message":
-                return self._add_message(number, as_object(line.get("message")))
+                return self._add_message(as_object(line.get("message")))
             case "compaction":
                 details = as_object(line.get("details"))
                 kept = text(line.get("firstKeptEntryId")) or f"#{line.get('firstKeptEntryIndex')}"
@@ -134,24 +143,17 @@ class _Tree:
             name = self._parents[name]
         return None
 
-    def _add_message(self, number: int, message: Mapping[str, Any]) -> int | None:
+    def _add_message(self, message: Mapping[str, Any]) -> int | None:
         to = self._to
         to.at(time_ms(message.get("timestamp")))
         match message.get("role"):
             case "user":
-                return to.user(_parts(message.get("content")))
+                return to.user(parts_of(message.get("content")))
             case "assistant":
                 self._add_answer(message)
             case "toolResult":
-                parts = _parts(message.get("content"))
-                found = to.result(
-                    text(message.get("toolCallId")),
-                    "\n".join(part.text for part in parts if isinstance(part, Text)),
-                    images=[part for part in parts if isinstance(part, Image)],
-                    is_error=message.get("isError") is True,
-                )
-                if not found:
-                    self._problems.skip_line(self._path, number, "a tool result without its call")
+                parts = parts_of(message.get("content"))
+                to.result(text(message.get("toolCallId")), parts, is_error=message.get("isError") is True)
             case "bashExecution":
                 command, output = text(message.get("command")), text(message.get("output"))
                 if message.get("excludeFromContext") is not True:
@@ -185,6 +187,7 @@ class _Tree:
             input_tokens=total(usage.get("input"), cached, usage.get("cacheWrite")),
             output_tokens=count(usage.get("output")),
             cached_tokens=cached,
+            cache_write_tokens=count(usage.get("cacheWrite")),
         )
         reason = text(message.get("stopReason"))
         to.report_usage(spent, cost(as_object(usage.get("cost")).get("total")), again=True)
@@ -197,19 +200,7 @@ class _Tree:
             to.stop("error", words)
 
     def _add_custom(self, message: Mapping[str, Any]) -> None:
-        words = "\n".join(part.text for part in _parts(message.get("content")) if isinstance(part, Text))
+        words = words_of(parts_of(message.get("content")))
         self._to.remind(words)
         if message.get("display") is True:
             self._to.remark(words)
-
-
-def _parts(content: Any) -> tuple[Part, ...]:
-    if isinstance(content, str):
-        return (Text(text=content),) if content else ()
-    found: list[Part | None] = []
-    for part in objects(content):
-        if part.get("type") == "text":
-            found.append(Text(text=text(part.get("text"))))
-        elif part.get("type") == "image":
-            found.append(image_of(part.get("data"), part.get("mimeType")))
-    return tuple(part for part in found if part is not None)

@@ -148,6 +148,8 @@ async def test_a_session_keeps_its_messages_times_models_usage_and_directory(
     has_usage = not name.startswith(("goose", "openai"))
     usage = (answers[0].usage.input_tokens, answers[0].usage.cached_tokens) if answers[0].usage else None
     assert usage == ((100, 70) if has_usage else None)
+    written = [answer.usage.cache_write_tokens for answer in answers if answer.usage]
+    assert set(written) <= {20 if name == "claude-code" else None if name == "codex" else 0}
     assert (row.tokens_in, row.tokens_out) == ((300, 15) if has_usage else (0, 0))
     assert row.cost == (0.75 if name.startswith(("pi", "opencode")) else 0.0)
     assert request(entries) == []
@@ -188,12 +190,12 @@ async def test_damaged_lines_are_skipped_and_named(sqlite_store: SqliteStore, tm
     lines[5:5] = ['"only text"', "[" * 100_000, ""]
     path.write_text("\n".join(lines))
     _, problems = await bring(sqlite_store, tmp_path)
-    places = [(problem.line, problem.words.partition(":")[0]) for problem in problems.named]
+    places = [(problem.place.rpartition("line ")[2], problem.words.partition(":")[0]) for problem in problems.named]
     assert places == [
-        (5, "it is not JSON"),
-        (6, "it is not a JSON object but 'only text'"),
-        (7, "its JSON is nested too deeply"),
-        (9, "the entry before it is missing, so it was put at the end"),
+        ("5", "it is not JSON"),
+        ("6", "it is not a JSON object but 'only text'"),
+        ("7", "its JSON is nested too deeply"),
+        ("9", "the entry before it is missing, so it was put at the end"),
     ]
     assert problems.lines == 4
     row = await only(sqlite_store)
@@ -217,10 +219,10 @@ async def test_hostile_files_are_refused_without_waiting_for_them(
         file.write(json.dumps(foreign.claude_user("u9", None, 9, "x" * 50_000)) + "\n")
     _, problems = await bring(sqlite_store, home)
     assert (await only(sqlite_store)).id == f"claude-{UUID}"
-    assert [(Path(one.path).name, one.line) for one in problems.named] == [
-        ("fake.db", None),
-        ("link.json", None),
-        (good.name, 16),
+    assert [Path(one.place).name for one in problems.named] == [
+        "fake.db",
+        "link.json",
+        f"{good.name}, line 16",
     ]
 
 
@@ -485,7 +487,7 @@ async def test_opencode_undone_messages_and_subagents_are_understood(sqlite_stor
     assert isinstance(entries[0].body, User)
     assert entries[0].body.parts[1] == Image(data=foreign.BIRD, mime_type="image/png")
     assert shown(entries[1].body) == ("reminder", "a file")
-    assert [problem.path.rpartition(", ")[2] for problem in problems.named] == ["message msg_9"]
+    assert [problem.place.rpartition(", ")[2] for problem in problems.named] == ["message msg_9"]
 
 
 def shown_title(found: dict[str, SessionRow], name: str) -> tuple[str | None, str | None]:
@@ -686,7 +688,7 @@ async def test_opencode_steps_of_a_message_become_answers_and_a_compaction_keeps
         ("checkpoint", SUMMARY),
         ("end", "cancelled"),
     ]
-    spent = Usage(input_tokens=1, output_tokens=2, cached_tokens=0, reasoning_tokens=0)
+    spent = Usage(input_tokens=1, output_tokens=2, cached_tokens=0, reasoning_tokens=0, cache_write_tokens=0)
     assert [(entry.usage, entry.cost) for entry in entries[1:3]] == [(spent, 0.5), (spent, 0.5)]
     checkpoint = entries[3].body
     assert isinstance(checkpoint, Checkpoint)

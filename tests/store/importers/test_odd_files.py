@@ -45,7 +45,7 @@ async def test_the_log_of_a_database_must_be_a_file(sqlite_store: SqliteStore, t
     os.symlink("/dev/zero", f"{path}-wal")
     with resource_limit(64 * 1024 * 1024):
         _, problems = await bring(sqlite_store, tmp_path / "home")
-    assert [(one.path, one.words) for one in problems.named] == [
+    assert [(one.place, one.words) for one in problems.named] == [
         (str(path), "cannot be copied with its write-ahead log: it is a symbolic link, which is not followed.")
     ]
 
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_imported(
                 (data / folder).chmod(0o700)
     assert "openai-json" in batch.tools.values()
     expected = [] if named is None else [(str(data / named), "Permission denied")]
-    assert [(one.path, one.words) for one in scan.problems.named] == expected
+    assert [(one.place, one.words) for one in scan.problems.named] == expected
 
 
 @contextmanager
