@@ -347,6 +347,11 @@ async def _read_replaced(context: ToolContext, target: PathTarget, content: str)
     stub = placeholder_in(content, before.shown)
     if stub is not None:
         return before, f"`{stub}` stands for code of {name} that would be lost; write the whole file, or use edit_file"
+    if before.shown != before.text and content.count("�") > before.text.count("�"):
+        return before, (
+            f"content contains �, which stands for bytes of {name} that are not UTF-8; writing it would destroy them. "
+            "Use edit_file to change other lines only"
+        )
     if not seen.knows(target.path) and len(lines) > _UNREAD_LINES:
         return before, (
             f"{name} exists and has {len(lines):,} lines, which you have not read; read it first, or change a part of "

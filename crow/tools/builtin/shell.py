@@ -18,13 +18,14 @@ from crow.domain.rendering import in_title
 from crow.domain.text import shorten, title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.changes import Settled, settle, settle_job, undoable
-from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
+from crow.tools.builtin.output import MAX_CHARS
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job, JobLayer
 from crow.tools.layers.session import Layers
 from crow.tools.limits import COMMANDS
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy
+from crow.tools.pipes import PipeStatuses
 
 _DEFAULT_ACCESS: CommandAccess = "read"
 _DEFAULT_TIMEOUT_S = 120
@@ -129,7 +130,7 @@ async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
             await layers.drop(layer)
     output, codes, earlier = statuses.split(output)
     hidden = statuses.note(codes, earlier)
-    end = _describe_end(code, timeout_s) or hidden
+    end = _describe_end(code, timeout_s) or (f"[{hidden}]" if hidden else "")
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
     has_failed = code != 0 or hidden != ""
     is_served = gate is not None and gate.has_allowed and not has_failed

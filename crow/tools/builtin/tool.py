@@ -106,10 +106,13 @@ class ToolContext:
     """The workspace is the layer of a subagent."""
 
     def target(self, path: str) -> PathTarget:
-        """Return the file or directory that `path` leads to.
+        """Return the file or directory that `path` leads to. As in a shell, `~/` is the user's home directory, unless
+        the working directory has a file named `~`.
 
         :raises ~crow.domain.errors.ArgumentError: `path` is empty, too long, or contains a NUL.
         """
+        if (path == "~" or path.startswith("~/")) and not os.path.lexists(self.workspace.cwd / "~"):
+            path = os.path.expanduser(path)
         resolved = self.workspace.resolve(path)
         given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
         names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)

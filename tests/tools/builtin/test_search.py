@@ -16,7 +16,8 @@ import pytest
 from crow.agent.permissions.rules import excluded_paths, user_rules
 from crow.domain.entries import Announcement, Location
 from crow.tools import Outcome, PlannedCall, Touched
-from crow.tools.builtin.scan import Folders, glob_expression, search, summarize, walk
+from crow.tools.builtin import scan
+from crow.tools.builtin.scan import Folders, Skipped, glob_expression, search, summarize, walk
 from tests.tools.conftest import OpenBox, call
 
 
@@ -66,14 +67,18 @@ async def test_warnings_of_the_shell_are_no_part_of_the_answer(
         assert (await box.run("grep", pattern="x")).text == "a.py:1: x"
 
 
-async def test_a_listing_without_a_repository_skips_caches_and_follows_no_link(
+async def test_a_listing_without_a_repository_skips_caches_and_packages_and_follows_no_link(
     open_box: OpenBox, root: Path, tmp_path: Path
 ) -> None:
     write(root, "a.py", "src/b.py", "node_modules/x.js", "src/__pycache__/b.pyc", ".venv/lib.py")
     write(tmp_path, "other/secret.txt")
     (root / "out").symlink_to(tmp_path / "other")
     async with open_box() as box:
-        assert (await box.run("list_files")).text == "a.py\nsrc/b.py"
+        assert (await box.run("list_files")).text.splitlines() == [
+            *("a.py", "out", "src/b.py"),
+            "[left out installed packages in .venv, node_modules; set path to look there]",
+        ]
+        assert (await box.run("list_files", path="node_modules")).text.endswith("\nx.js")
 
 
 async def test_no_name_in_a_repository_index_leads_out_of_the_workspace(
@@ -90,7 +95,8 @@ async def test_no_name_in_a_repository_index_leads_out_of_the_workspace(
     async with open_box() as box:
         found = await box.run("grep", pattern="needle")
         listed = await box.run("list_files", pattern="*.txt")
-    assert (found.text, listed.text) == ("kept.txt:1: needle", "kept.txt")
+    assert found.text == "kept.txt:1: needle\n[did not follow 2 links to places outside the directory]"
+    assert listed.text == "kept.txt"
 
 
 async def test_an_index_made_by_hand_does_not_lead_out_of_the_workspace(
@@ -218,7 +224,10 @@ async def test_a_tree_deeper_than_the_longest_path_is_searched_as_far_as_possibl
 ) -> None:
     async with open_box() as box:
         found = (await box.run("grep", pattern="needle")).text.splitlines()
-    assert found == [f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)]
+    assert found == [
+        *(f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)),
+        "[could not read 1 of the files and directories]",
+    ]
 
 
 async def test_the_end_of_a_line_is_found_in_files_with_crlf_too(open_box: OpenBox, root: Path) -> None:
@@ -284,8 +293,12 @@ async def test_grep_returns_path_line_and_text_without_binary_linked_or_ignored_
         "name�.py:1: import bytes",
         "src/b.txt:2: import re",
         "utf16.txt:1: import sixteen",
+        "[did not follow 1 link to places outside the directory]",
     ]
-    assert python.text.splitlines() == ["a.py", "1: import os", "3: IMPORT = 2", "name�.py:1: import bytes"]
+    assert python.text.splitlines() == [
+        *("a.py", "1: import os", "3: IMPORT = 2", "name�.py:1: import bytes"),
+        "[did not follow 1 link to places outside the directory]",
+    ]
     assert in_file.text == "src/b.txt:2: import re"
     assert nothing == Outcome(text="No matches for `nowhere` in src.")
 
@@ -421,15 +434,16 @@ def test_globs_match_like_in_a_shell(pattern: str, matching: list[str], other: l
     assert [name for name in matching + other if expression.fullmatch(name)] == matching
 
 
-def test_the_scanning_program_runs_with_the_standard_library_alone() -> None:
+def test_the_scanning_program_runs_with_the_standard_library_alone(root: Path) -> None:
     program = Path(sys.modules["crow.tools.builtin.scan"].__file__ or "")
     answer = subprocess.run(
         [sys.executable, "-I", "-S", program, '{"glob": "*.none", "limit": 1, "seconds": 9}'],
+        cwd=root,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
     )
-    assert answer.stdout == b'{"names": [], "total": 0, "left_out": 0}\n'
+    assert answer.stdout == b'{"names": [], "total": 0, "left_out": 0, "skipped": {}, "folders": []}\n'
 
 
 async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
@@ -456,7 +470,8 @@ async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
     assert secret == f".ssh{os.sep}id:1: needle"
 
 
-async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: OpenBox) -> None:
+async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: OpenBox, root: Path) -> None:
+    write(root, "a.py")
     async with open_box() as box:
         found = await box.run("grep", pattern="x" * 200_000)
         longest = await box.run("grep", pattern="\u00e9" * 20_000)
@@ -467,7 +482,7 @@ async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: Ope
 def test_a_pattern_that_gives_nothing_back_is_tried_on_each_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "a.txt", text="abc\nx")
     monkeypatch.chdir(root)
-    assert search(["a.txt"], "[^x]++$", 0, 10)["matches"] == [("a.txt", 1, "abc")]
+    assert search(["a.txt"], "[^x]++$", 0, 10, Skipped())["matches"] == [("a.txt", 1, "abc")]
 
 
 def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
@@ -476,7 +491,7 @@ def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
     write(root, "a/x.txt", "b/c/x.txt", "b/x.txt", "d/x.txt", text="inside\n")
     write(tmp_path, "out/x.txt", "out/c/x.txt", text="outside\n")
     monkeypatch.chdir(root)
-    walked = walk("")
+    walked = walk("", Skipped())
     names = [next(walked)]
     for folder in ("b/c", "b", "d"):
         (root / folder).rename(tmp_path / folder.replace("/", "-"))
@@ -485,13 +500,45 @@ def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
     names += walked
     assert names == ["a/x.txt"]
     given = ["a/x.txt", "b/c/x.txt", "b/x.txt", "d/x.txt", "../out/x.txt", "b/../../out/x.txt"]
-    assert search(given, "side", 0, 10)["matches"] == [("a/x.txt", 1, "inside")]
+    assert search(given, "side", 0, 10, Skipped())["matches"] == [("a/x.txt", 1, "inside")]
     folders = Folders()
     for name in given[1:]:
         with pytest.raises(OSError, match=r"."):
             folders.open(name)
         with pytest.raises(OSError, match=r"."):
             folders.status(name)
+
+
+async def test_grep_says_what_it_could_not_look_for(open_box: OpenBox, root: Path) -> None:
+    (root / "d.bin").write_bytes(b"caf\xe9\0")
+    (root / "latin.txt").write_bytes("café\n".encode("latin-1"))
+    (root / "wide.txt").write_bytes("a café\n".encode("utf-32"))
+    async with open_box() as box:
+        binary = (await box.run("grep", pattern="caf", path="d.bin")).text
+        accent = (await box.run("grep", pattern="café")).text
+        plain = (await box.run("grep", pattern="caf")).text
+        unmatched = (await box.run("grep", pattern="caf", glob="src/*.txt")).text
+    assert binary == "No matches for `caf` in d.bin.\n[d.bin is binary; grep searches only text]"
+    assert accent == (
+        "wide.txt:1: a café\n[characters outside ASCII cannot be found in 1 file with an encoding other than UTF-8]"
+    )
+    assert plain == "latin.txt:1: caf�\nwide.txt:1: a café"
+    assert unmatched == "There are no files that match src/*.txt to search."
+
+
+def test_a_walk_counts_what_it_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "a.py", "b/c.py", "b/venv/d.py", "b/__pycache__/e.pyc", "f.py")
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(scan, "MAX_WALKED", 2)
+    skipped = Skipped()
+    assert list(walk("", skipped)) == ["a.py", "f.py"]
+    assert (skipped.counts, skipped.folders) == ({"walked": 1}, set())
+    monkeypatch.setattr(scan, "MAX_WALKED", 3)
+    skipped = Skipped()
+    assert list(walk("", skipped)) == ["a.py", "f.py", "b/c.py"]
+    assert (skipped.counts, skipped.folders) == ({}, {"b/venv"})
+    search(["a.py", "b/gone.py", "x" * 300], "x", 0, 9, skipped)
+    assert skipped.counts == {"unreadable": 1}
 
 
 async def test_a_byte_order_mark_is_no_part_of_the_first_line(open_box: OpenBox, root: Path) -> None:

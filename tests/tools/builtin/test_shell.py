@@ -201,6 +201,19 @@ async def test_a_failure_in_front_of_a_pipe_is_named(open_box: OpenBox) -> None:
     assert own.text == "1 0 0\n[exit codes in an earlier pipe: 1, 0]"
 
 
+async def test_a_failure_in_front_of_a_pipe_in_the_background_is_named(open_box: OpenBox) -> None:
+    async with open_box() as box:
+        line = "echo begun; find . -maxdepth 0 -exec false {} + | cat; (echo broken; exit 2) | cat"
+        begun = await box.run("shell", command=line, background=True)
+        ended = await box.run("shell_output", job="job1", wait_s=60)
+        again = await box.run("shell_kill", job="job1")
+    assert "begun" in begun.text + ended.text
+    state = "ended with exit code 0; exit codes in the last pipe: 2, 0; exit codes in an earlier pipe: 1, 0"
+    assert ended.text.endswith(f"[job1: {state}]")
+    assert again.text == f"[job1 had already {state}]"
+    assert "crow-" not in begun.text + ended.text
+
+
 async def test_a_background_command_runs_on_between_calls(open_box: OpenBox, root: Path) -> None:
     async with open_box() as box:
         line = "echo begun; while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3"
