@@ -38,6 +38,7 @@ CODECS = frozenset(
 """A document may name only these codecs. All of them decode text in linear time. Other codecs can be much slower:
 punycode takes hours for a few megabytes."""
 
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:]|[^\s"\[\]{},:]++')
 _MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 _TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 _ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
@@ -100,17 +101,30 @@ def codec_of(charset: str) -> str:
 
 
 def _indent_json(text: str) -> str:
-    """Indent JSON so that each value has its own line. Return the text unchanged if it is not JSON or would grow too
-    much."""
+    """Indent JSON so that each value has its own line. Numbers and repeated names stay as they are. Return the text
+    unchanged if it is not JSON or would grow too much."""
     try:
-        pieces, size = [], 0
-        for piece in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(json.loads(text)):
-            pieces.append(piece)
-            size += len(piece)
-            if size > _MAX_GROWTH * len(text):
-                return text
+        json.loads(text)
     except (ValueError, RecursionError):
         return text
+    pieces, size, depth, before = list[str](), 0, 0, ""
+    for found in _JSON_TOKEN.finditer(text):
+        token = found[0]
+        is_end = token in ("]", "}")
+        depth -= is_end
+        if before == "," or (before in ("[", "{")) != is_end:  # `[]` and `{}` stay on one line
+            pieces.append("\n" + " " * depth)
+            size += 1 + depth
+        depth += token in ("[", "{")
+        if token == ":":
+            token = ": "
+        elif "\\u" in token:
+            token = json.dumps(json.loads(token), ensure_ascii=False)
+        pieces.append(token)
+        size += len(token)
+        if size > _MAX_GROWTH * len(text):
+            return text
+        before = found[0]
     return "".join(pieces)
 
 

@@ -231,6 +231,7 @@ async def _plans_of(
     edited = await _edit(context, target, change.hunks)
     if destination is None:
         return [_FilePlan(target=target, equivalents=_EDITS, change=edited)]
+    _check_no_link(target)
     await _check_missing(context, destination)
     moved = replace(edited, before=None, like=edited.before, done=f"Moved {target.name} to {destination.name}.")
     removed = Change(before=edited.before, after=None, done=edited.done)
@@ -257,7 +258,18 @@ async def _addition(context: ToolContext, target: PathTarget, content: str) -> C
     return Change(before=None, after=content, done=done, argument="the patch")
 
 
+def _check_no_link(target: PathTarget) -> None:
+    """Check that a path to remove or move is not a link: the link would stay, and the file that it leads to would go.
+
+    :raises ~crow.domain.errors.ArgumentError: it is a link.
+    """
+    given = target.given_names[0]
+    if os.path.islink(given):
+        raise ArgumentError(f"{given} is a link to {target.name}; remove or move links with shell")
+
+
 async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
+    _check_no_link(target)
     found = await stat_kind(context.workspace, target, ("file",), "a file")
     if found.size > WHOLE_BYTES:
         raise ArgumentError(f"{target.name} has {found.size:,} bytes, too many to keep for undo; use shell")

@@ -99,7 +99,7 @@ class Checks:
             self._failures.pop(command, None)
             return f"[check `{name}` passed]"
         end = f"was ended after {_CHECK_S} s" if code is None else f"failed with exit code {code}"
-        shown = _bounded(as_shown(output).strip("\n"))
+        shown = _bounded(as_shown(output.strip("\n")))
         digest = hashlib.sha256(shown.encode(errors="replace")).hexdigest()
         if self._failures.get(command) == digest:
             return f"[check `{name}` {end}, with the same output as before]"

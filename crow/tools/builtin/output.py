@@ -35,14 +35,16 @@ _PASSED = re.compile(
 )
 _UNREADABLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 _MIN_UNREADABLE = 8
+_REDRAWN = re.compile(r"[^\r\n]\r+[^\r\n]")
 
 
 def as_shown(output: str) -> str:
     """Return the output as a terminal would show it in the end: without escape sequences, with only the last state of
-    lines that were drawn again and again, and with repeated lines counted."""
+    lines that were drawn again and again, and with repeated lines counted. Notes say where something was left out."""
     if "\x1b" in output:
         output = _ESCAPES.sub("", output)
-    lines = [_last_state(line) for line in output.replace("\r\n", "\n").split("\n")]
+    output = output.replace("\r\n", "\n")
+    lines = [_last_state(line) for line in output.split("\n")]
     shown: list[str] = []
     for line, group in groupby(lines):
         count = sum(1 for _ in group)
@@ -50,6 +52,8 @@ def as_shown(output: str) -> str:
             shown += [line] * count
         else:
             shown += [line, f"[the line above came {count:,} times in a row]"]
+    if _REDRAWN.search(output):
+        shown.append("[of lines drawn again after \\r, only the last state is shown]")
     return "\n".join(shown)
 
 

@@ -49,8 +49,14 @@ _CHECKED_CHARS = 200
 """A pattern with more characters than this is checked only in the scanning program, because compiling a pattern of some
 thousand characters can take seconds."""
 
-_LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\[nr]|[\r\n]")
-"""Matches patterns that ask for a line end."""
+_HINTS = (
+    (r"\\[nr]|[\r\n]", r"grep searches each line by itself, without its line end: \n and \r match nothing"),
+    (r"\\\|", r"\| matches the character |; write | between alternatives"),
+    (r"\\[<>]", r"\< and \> match the characters < and >; write \b for the edge of a word"),
+    (r"\[\[:\w+:\]", r"classes such as [[:space:]] are not known; write \s, \w or \d"),
+)
+"""Regular expressions for the parts of patterns that other programs read in another way than Python, each with the note
+that the model gets if nothing matches."""
 
 # This command fails if a link has been put into the path since the call was allowed.
 _ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
@@ -123,8 +129,8 @@ async def _run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
         lines = [f"There are no files{matching} to search{place}."]
     elif not lines:
         lines = [f"No matches for `{args['pattern']}`{place}."]
-        if _LINE_END.search(args["pattern"]):
-            lines.append(r"[grep searches each line by itself, without its line end: \n and \r match nothing]")
+        found = (note for part, note in _HINTS if re.search(rf"(?<!\\)(?:\\\\)*(?:{part})", args["pattern"]))
+        lines += [f"[{note}]" for note in found]
     if answer["more"]:
         lines.append(f"[only the first {limit} matches; narrow the search with path, glob or a more specific pattern]")
     if around and args["context"] > _MAX_CONTEXT:

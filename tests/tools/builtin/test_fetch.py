@@ -38,7 +38,7 @@ class Web(BaseHTTPRequestHandler):
             case "/latin":
                 self._give(200, "text/plain; charset=iso-8859-1", "déjà".encode("latin-1"))
             case "/json":
-                self._give(200, "application/json", b'{"a":[1]}')
+                self._give(200, "application/json", b'{"a":[1.50,1E400,{},[]],"a":"\\u00e9 \\" ,:"}')
             case "/gone":
                 self._give(404, "text/plain", b"no such page")
             case "/picture":
@@ -129,7 +129,7 @@ async def test_documents_become_text_images_or_an_error_message(open_box: OpenBo
     assert texts == {
         "page": ("Nests\n\nTwigs & string.", False),
         "latin": ("déjà", False),
-        "json": ('{\n "a": [\n  1\n ]\n}', False),
+        "json": ('{\n "a": [\n  1.50,\n  1E400,\n  {},\n  []\n ],\n "a": "é \\" ,:"\n}', False),
         "gone": ("[HTTP status 404]\nno such page", True),
         "picture": ("(an image)", False),
         "program": (

@@ -550,18 +550,20 @@ async def test_stray_bytes_are_not_overwritten_with_the_character_that_stands_fo
     assert (root / "a.txt").read_text("utf-8") == "ä\nz e y\n"
 
 
-async def test_a_tilde_is_the_home_directory_as_in_a_shell(
+async def test_a_tilde_is_the_home_directory_and_a_file_url_a_path(
     open_box: OpenBox, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     async with open_box() as box:
         planned = await box.plan("write_file", path="~/notes.txt", content="one\n")
         done = await box.run("write_file", path="~/notes.txt", content="one\n")
+        linked = await box.run("read_file", path=f"file://{tmp_path}/home/n%6Ftes.txt")
         (root / "~").mkdir()
         local = await box.run("write_file", path="~/notes.txt", content="two\n")
     assert planned.touched.is_outside
     assert done.text == f"Created {tmp_path}/home/notes.txt: 1 line, 4 bytes."
     assert (tmp_path / "home" / "notes.txt").read_text() == "one\n"
+    assert linked.text == "one"
     assert local.text == "Created ~/notes.txt: 1 line, 4 bytes."
     assert (root / "~" / "notes.txt").read_text() == "two\n"
 

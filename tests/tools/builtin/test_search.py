@@ -198,7 +198,8 @@ async def test_grep_shows_lines_around_matches(open_box: OpenBox, root: Path) ->
         *("a.txt", "4- line 4", "5: line 5", "6- line 6", "7: line 7", "8- line 8", "9: line 9", "10- line 10", "--"),
         *("15- line 15", "16: end 16", "17- line 17", "--", "b.txt:1: line 9"),
     ]
-    assert many.text.splitlines()[-1].startswith("[only the first 12 matches;")
+    assert many.text.splitlines()[-2].startswith("[only the first 12 matches;")
+    assert many.text.splitlines()[-1] == "[context is at most 20 lines]"
     assert other == call("grep", pattern="line 9", path="b.txt", context=2)
 
 
@@ -230,19 +231,30 @@ async def test_a_tree_deeper_than_the_longest_path_is_searched_as_far_as_possibl
     ]
 
 
-async def test_the_end_of_a_line_is_found_in_files_with_crlf_too(open_box: OpenBox, root: Path) -> None:
+async def test_the_end_of_a_line_is_found_in_files_with_crlf_too_and_foreign_syntax_is_explained(
+    open_box: OpenBox, root: Path
+) -> None:
     (root / "crlf.txt").write_bytes(b"a needle\r\nneedles\r\na needle\r")
     (root / "wide.txt").write_bytes("a needle\r\nb".encode("utf-16"))
     async with open_box() as box:
         found = (await box.run("grep", pattern="needle$")).text
         several = (await box.run("grep", pattern=r"needle\nneedles")).text
         folder = (await box.run("grep", pattern=r"C:\\new")).text
+        either = (await box.run("grep", pattern=r"pin\|\<tack\>")).text
+        spaces = (await box.run("grep", pattern=r"x[[:space:]]y")).text
     assert found == "crlf.txt\n1: a needle\n3: a needle\nwide.txt:1: a needle"
     assert several == (
         "No matches for `needle\\nneedles`.\n"
         r"[grep searches each line by itself, without its line end: \n and \r match nothing]"
     )
     assert folder == r"No matches for `C:\\new`."
+    assert either == (
+        "No matches for `pin\\|\\<tack\\>`.\n"
+        r"[\| matches the character |; write | between alternatives]"
+        "\n"
+        r"[\< and \> match the characters < and >; write \b for the edge of a word]"
+    )
+    assert spaces.endswith("[classes such as [[:space:]] are not known; write \\s, \\w or \\d]")
 
 
 @pytest.mark.long

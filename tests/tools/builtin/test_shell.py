@@ -126,13 +126,17 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
     assert not await anyio.Path(path).parent.exists()
 
 
+REDRAWN = r"[of lines drawn again after \r, only the last state is shown]"
+
+
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
         (r"\033[31mred\033[0m \033]8;;http://x\033\\link\033]8;;\007", "red link"),
         (r"a \033]0;title\nan error\nb \033Pq\nc", "a \nan error\nb \nc"),
         (r"a \033]1337;File=:QUJD\nREVG\007b", "a b"),
-        (r"  5%%\r 50%%\r100%%\r\ndone", "100%\ndone"),
+        (r"  5%%\r 50%%\r100%%\r\ndone\n", f"100%\ndone\n{REDRAWN}"),
+        (r"one\rtwo\rthree", f"three\n{REDRAWN}"),
         (r"windows\r\nline\r\n", "windows\nline"),
         (r"abd\bc", "abc"),
         (r"x\nx\nx\n", "x\nx\nx"),
