@@ -109,19 +109,19 @@ def _indent_json(text: str) -> str:
         return text
     pieces, size, depth, before = list[str](), 0, 0, ""
     for found in _JSON_TOKEN.finditer(text):
-        token = found[0]
-        is_end = token in ("]", "}")
+        piece = found[0]
+        is_end = piece in ("]", "}")
         depth -= is_end
         if before == "," or (before in ("[", "{")) != is_end:  # `[]` and `{}` stay on one line
             pieces.append("\n" + " " * depth)
             size += 1 + depth
-        depth += token in ("[", "{")
-        if token == ":":
-            token = ": "
-        elif "\\u" in token:
-            token = json.dumps(json.loads(token), ensure_ascii=False)
-        pieces.append(token)
-        size += len(token)
+        depth += piece in ("[", "{")
+        if piece == ":":
+            piece = ": "
+        elif "\\u" in piece:
+            piece = json.dumps(json.loads(piece), ensure_ascii=False)
+        pieces.append(piece)
+        size += len(piece)
         if size > _MAX_GROWTH * len(text):
             return text
         before = found[0]
