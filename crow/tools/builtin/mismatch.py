@@ -1,14 +1,13 @@
 """Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed.
 
-The closest place is the one where only a formatter has changed the wanted lines, else the one that has them in another
-order. Otherwise each wanted line votes for the places where the text would have to begin for this line to fit. The
-places with the most votes are compared with the whole text, and the most similar one is shown.
+The closest place is the one that has the wanted lines in another order. If there is none, each wanted line votes for the
+places where the text would have to begin for this line to fit. The places with the most votes are compared with the
+whole text, and the most similar one is shown.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -203,9 +202,6 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
     """Return the first and last line of the part of the file that is most like the `wanted` lines, or None if nothing
     is alike. Of several alike, the one that shares more lines with `new` is meant."""
     folded = [fold(line) for line in wanted][:400]
-    reformatted = _reformatted(lines.folded, folded)
-    if reformatted is not None:
-        return reformatted
     reordered = _reordered(lines.folded, folded)
     if reordered is not None:
         return reordered
@@ -235,20 +231,6 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
         if best is None or score > best[0]:
             best = (score, first, last)
     return None if best is None else best[1:]
-
-
-def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
-    """Return the indexes of the first and last line of the only place that is the same as `wanted`, apart from what a
-    formatter may change: white space, line breaks, commas, semicolons, quotes and round brackets. Return None if there
-    is no such place, or several."""
-    bare = [_FORMAT.sub("", line) for line in lines]
-    pieces = [_FORMAT.sub("", line) for line in wanted]
-    text, searched = "".join(bare), "".join(pieces)
-    at = text.find(searched) if pieces[0] and pieces[-1] and len(searched) >= _MIN_APPLIED_CHARS else -1
-    if at < 0 or text.find(searched, at + 1) >= 0:
-        return None
-    starts = [0, *accumulate(map(len, bare))]
-    return bisect_right(starts, at) - 1, bisect_left(starts, at + len(searched)) - 1
 
 
 def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
