@@ -1,7 +1,7 @@
 """Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed.
 
-The closest place is the one that has the wanted lines in another order. If there is none, each wanted line votes for the
-places where the text would have to begin for this line to fit. The places with the most votes are compared with the
+The closest place is the one that has the wanted lines in another order. If there is none, each wanted line votes for
+the places where the text would have to begin for this line to fit. The places with the most votes are compared with the
 whole text, and the most similar one is shown.
 """
 
