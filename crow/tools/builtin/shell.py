@@ -166,7 +166,7 @@ async def _start_job(invocation: ToolInvocation, command: str, access: CommandAc
     if job.is_running and invocation.ports.background is not None:
         await invocation.ports.background.watch(invocation.call_id, job)
     status = f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
-    begun = await _job_outcome(invocation, job, status, looks=not job.is_running)
+    begun = await _job_outcome(invocation, job, status, settles=not job.is_running)
     return replace(begun, raw_output={**begun.raw_output, "access": access if own is None else "layer"})
 
 
@@ -221,11 +221,11 @@ async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return await _job_outcome(invocation, job, f"{job.id}{':' if was_running else ' had already'} {job.state}")
 
 
-async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
-    """Return what a background command has printed since the last call. If `looks`, also decide about the changes in
+async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, settles: bool = True) -> Outcome:
+    """Return what a background command has printed since the last call. If `settles`, also decide about the changes in
     its layer, and say what was decided."""
     context = invocation.context
-    settled = await settle_job(invocation, job) if looks else Settled()
+    settled = await settle_job(invocation, job) if settles else Settled()
     output = job.take_output()
     if not job.is_running:
         job.told.set()

@@ -542,7 +542,7 @@ async def test_stray_bytes_are_not_overwritten_with_the_character_that_stands_fo
         other = await box.run("write_file", path="a.txt", content="ä\nz e y\n")
     assert shown == "ä\nx � y\n[bytes that are not UTF-8 are shown as �]"
     assert refused == Outcome(
-        text="write_file: content contains �, which stands for bytes of a.txt that are not UTF-8; writing it would "
+        text="write_file: content contains �, which stands for bytes of the file that are not UTF-8; writing it would "
         "destroy them. Use edit_file to change other lines only",
         is_error=True,
     )
