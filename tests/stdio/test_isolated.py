@@ -118,6 +118,29 @@ async def test_a_subagents_edits_and_commands_stay_in_its_copy_until_they_are_ke
         assert picture(str(files)) == after
 
 
+async def test_a_subagent_moves_a_file_that_only_its_copy_has(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path, home: Path
+) -> None:
+    before = picture(str(files))
+    moved = "*** Begin Patch\n*** Update File: made\n*** Move to: b\n@@\n-one\n+ONE\n*** End Patch"
+    child = [
+        calls(shell("echo one > made; chmod 755 made; rm b")),
+        calls(("apply_patch", {"input": moved})),
+        calls(shell("stat -c %a b; cat b; ls")),
+        fake.text("child is done"),
+    ]
+    home.mkdir()
+    (home / "config.toml").write_text('[model]\nedit_tool = "apply_patch"\n')
+    async with crow(endpoint=endpoint, env=CONFINED) as agent:
+        session = await start(agent, files)
+        await run(
+            agent, endpoint, session, parent=[calls(task("child", isolated=True)), fake.text("Done.")], child=child
+        )
+        seen = [told(each) for each in requests_of(endpoint, "child")][-1]
+        assert seen[1:] == ["Edited made at line 1.\nMoved made to b.", "755\nONE\nb\nsrc"]
+        assert picture(str(files)) == before
+
+
 async def test_a_refused_keep_leaves_the_copy_and_conflicts_are_named(
     crow: StartCrow, endpoint: FakeEndpoint, files: Path
 ) -> None:

@@ -420,6 +420,8 @@ class Change:
     """The argument that the new text comes from, for error messages."""
     like: TextFile | None = None
     """A new file gets the encoding of this file, which is moved there."""
+    mode: int | None = None
+    """The permission bits of the file that is moved there. None for any other change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,11 +479,11 @@ async def record_write(invocation: ToolInvocation, write: Write) -> None:
 
 async def perform_write(workspace: Workspace, write: Write) -> str:
     """Write or remove the file. Return its new text, which the editor may have changed."""
-    form = write.change.before or write.change.like
-    if write.data is not None and (form is None or form.is_utf8):
+    form, mode = write.change.before or write.change.like, write.change.mode
+    if write.data is not None and mode is None and (form is None or form.is_utf8):
         return await workspace.write_text(write.target.path, write.text)
-    # An editor serves only UTF-8.
-    await workspace.restore(write.target.path, write.data)
+    # An editor serves only UTF-8, and sets no mode.
+    await workspace.restore(write.target.path, write.data, mode=mode)
     return write.text
 
 
