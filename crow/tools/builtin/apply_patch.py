@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from unicodedata import normalize
 
 import anyio
 import anyio.to_thread
@@ -215,7 +216,7 @@ async def _plans_of(
     edited = await _edit(context, target, change.hunks)
     if destination is None:
         return [_FilePlan(target=target, equivalents=_EDITS, change=edited)]
-    _check_no_link(target)
+    _check_no_link(context, target)
     await _check_missing(context, destination)
     mode = (await context.workspace.stat(target.path)).mode
     done = f"Moved {target.name} to {destination.name}."
@@ -244,18 +245,20 @@ async def _addition(context: ToolContext, target: PathTarget, content: str) -> C
     return Change(before=None, after=content, done=done, argument="the patch")
 
 
-def _check_no_link(target: PathTarget) -> None:
+def _check_no_link(context: ToolContext, target: PathTarget) -> None:
     """Check that a path to remove or move is not a link: the link would stay, and the file that it leads to would go.
 
     :raises ~crow.domain.errors.ArgumentError: it is a link.
     """
     given = target.given_names[0]
-    if os.path.islink(given):
+    folder, name = os.path.split(given)
+    own = context.workspace.resolve(folder) / name
+    if normalize("NFC", str(own)) != normalize("NFC", str(target.path)):
         raise ArgumentError(f"{given} is a link to {target.name}; remove or move links with shell")
 
 
 async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
-    _check_no_link(target)
+    _check_no_link(context, target)
     found = await stat_kind(context.workspace, target, ("file",), "a file")
     if found.size > WHOLE_BYTES:
         raise ArgumentError(f"{target.name} has {found.size:,} bytes, too many to keep for undo; use shell")
