@@ -11,7 +11,6 @@ current directory. That directory may be a hostile workspace.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from encodings import normalize_encoding
@@ -20,10 +19,6 @@ from html import unescape
 
 _HTML = ("text/html", "application/xhtml+xml")
 _META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
-_MAX_GROWTH = 16
-"""JSON is indented only if the result is at most this many times as large as the original. Deeply nested JSON would
-grow more, because each level indents everything inside it."""
-
 _CPU_S = 30
 CODECS = frozenset(
     (
@@ -38,7 +33,6 @@ CODECS = frozenset(
 """A document may name only these codecs. All of them decode text in linear time. Other codecs can be much slower:
 punycode takes hours for a few megabytes."""
 
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:]|[^\s"\[\]{},:]++')
 _MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 _TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 _ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
@@ -84,9 +78,7 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     text = data.decode(codec, "replace").removeprefix("\ufeff")
     if media in _HTML or (not media and text.lstrip()[:9].lower() == "<!doctype"):
         text = page_text(text)
-    elif media == "application/json" and "\n" not in text.strip():
-        text = _indent_json(text)
-    return text.encode("utf-8", "replace").decode("utf-8")  # JSON escapes may be half surrogate pairs
+    return text
 
 
 def codec_of(charset: str) -> str:
@@ -98,34 +90,6 @@ def codec_of(charset: str) -> str:
         if codec in CODECS:
             return codec
     return "utf_8"
-
-
-def _indent_json(text: str) -> str:
-    """Indent JSON so that each value has its own line. Numbers and repeated names stay as they are. Return the text
-    unchanged if it is not JSON or would grow too much."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    pieces, size, depth, before = list[str](), 0, 0, ""
-    for found in _JSON_TOKEN.finditer(text):
-        piece = found[0]
-        is_end = piece in ("]", "}")
-        depth -= is_end
-        if before == "," or (before in ("[", "{")) != is_end:  # `[]` and `{}` stay on one line
-            pieces.append("\n" + " " * depth)
-            size += 1 + depth
-        depth += piece in ("[", "{")
-        if piece == ":":
-            piece = ": "
-        elif "\\u" in piece:
-            piece = json.dumps(json.loads(piece), ensure_ascii=False)
-        pieces.append(piece)
-        size += len(piece)
-        if size > _MAX_GROWTH * len(text):
-            return text
-        before = found[0]
-    return "".join(pieces)
 
 
 def page_text(html: str) -> str:
