@@ -84,11 +84,13 @@ def _replace_exactly(text: str, meant: Meant, *, every: bool, name: str) -> Repl
     starts = [at for at in _occurrences(plain, old) if not meant.is_whole_lines or _are_whole_lines(plain, at, old)]
     if not starts:
         return None
-    if not every:
-        if _begins_within_indentation(plain, starts[0]):
-            return None  # old is indented less than the file, so new must be indented first: _replace_folded
-        if plain.find(old, starts[0] + 1) >= 0:  # a second match may overlap the first
-            raise ArgumentError(_ambiguous_exactly(plain, old, name))
+    if every:
+        _check_indentation(plain, starts, meant, name)
+    elif _begins_within_indentation(plain, starts[0]):
+        return None  # old is indented less than the file, so new must be indented first: _replace_folded
+    elif plain.find(old, starts[0] + 1) >= 0:  # a second match may overlap the first
+        raise ArgumentError(_ambiguous_exactly(plain, old, name))
+    else:
         _check_edges(plain, starts[0], old, _with_line_end(plain, starts[0], meant, name)[0], name)
     pieces, end, remark = list[str](), 0, ""
     for at in starts:
@@ -107,7 +109,7 @@ def _replace_exactly(text: str, meant: Meant, *, every: bool, name: str) -> Repl
 
 
 def _crlf_indexes(text: str) -> list[int]:
-    """Return the index of each CRLF in `text` if all those before it were only LF."""
+    """Return where the CRLF line ends of `text` would be if all of them were LF."""
     return [found.start() - number for number, found in enumerate(re.finditer("\r\n", text))]
 
 
@@ -130,6 +132,20 @@ def _begins_within_indentation(text: str, at: int) -> bool:
     """Return whether the text at `at` begins with a part of its line's indentation, but not with all of it."""
     start = text.rfind("\n", 0, at) + 1
     return start < at and text[at] in " \t" and not text[start:at].strip()
+
+
+def _check_indentation(text: str, starts: Sequence[int], meant: Meant, name: str) -> None:
+    """Check that an edit of all places gives each new line the indentation that is meant.
+
+    :raises ~crow.domain.errors.ArgumentError: there are several new lines, and the old text begins with only a part of
+        the indentation of a place, so that all new lines but the first would be indented too little there.
+    """
+    place = next((at for at in starts if _begins_within_indentation(text, at)), None)
+    if place is not None and "\n" in meant.new.strip("\n"):
+        raise ArgumentError(
+            "old_text is indented less than a place where it occurs, so the lines of new_text would be, too; edit the "
+            f"places one by one. {name} has:\n{_matched_lines(text, place, meant.old)}"
+        )
 
 
 def _with_line_end(text: str, at: int, meant: Meant, name: str) -> tuple[str, str]:
