@@ -23,8 +23,6 @@ _MAX_PLACES = 15
 _CUT = re.compile(r"(?=.*\w).{4,}")
 """Matches the rest of a line if it is long enough. A short rest, such as `f(` in `f(f(`, may be repeated on purpose."""
 
-_LINE_END = re.compile(r"\r?\n")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
@@ -96,7 +94,7 @@ def _replace_exactly(text: str, meant: Meant, *, every: bool, name: str) -> Repl
     for at in starts:
         made, each_remark = _with_line_end(plain, at, meant, name)
         start, stop = (index + bisect_left(crlf, index) for index in (at, at + len(old)))  # in `text`
-        if crlf:
+        if crlf and "\r" not in made:
             made = _with_ends_of(made, text[start:stop], _line_end_at(text, start))
         pieces += [text[end:start], made]
         end, remark = stop, remark or each_remark
@@ -174,7 +172,7 @@ def _with_line_end(text: str, at: int, meant: Meant, name: str) -> tuple[str, st
 def _with_ends_of(made: str, replaced: str, other: str) -> str:
     """Return the text `made` with the line ends of the text that it replaces, one by one. If the two do not have
     equally many lines, all line ends become `other`."""
-    lines, ends = _LINE_END.split(made), _LINE_END.findall(replaced)
+    lines, ends = made.split("\n"), re.findall("\r?\n", replaced)
     if len(ends) != len(lines) - 1:
         ends = [other] * (len(lines) - 1)
     return "".join(chain.from_iterable(zip_longest(lines, ends, fillvalue="")))
