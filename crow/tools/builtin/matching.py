@@ -82,10 +82,10 @@ def _replace_exactly(text: str, meant: Meant, *, every: bool, name: str) -> Repl
     starts = [at for at in _occurrences(plain, old) if not meant.is_whole_lines or _are_whole_lines(plain, at, old)]
     if not starts:
         return None
+    if (not every or len(starts) == 1) and _begins_within_indentation(plain, starts[0]):
+        return None  # old is indented less than the file, so new must be indented first: _replace_folded
     if every:
         _check_indentation(plain, starts, meant, name)
-    elif _begins_within_indentation(plain, starts[0]):
-        return None  # old is indented less than the file, so new must be indented first: _replace_folded
     elif plain.find(old, starts[0] + 1) >= 0:  # a second match may overlap the first
         raise ArgumentError(_ambiguous_exactly(plain, old, name))
     else:
