@@ -62,7 +62,7 @@ def test_new_lines_get_the_line_end_of_the_line_they_replace() -> None:
 def test_all_places_are_not_replaced_if_they_are_indented_in_several_ways() -> None:
     text = "  x = 1\nif a:\n    x = 1\n"
     assert replace_text(text, "  x = 1", "  x = 2", every=True, name="a.py").count == 2
-    with pytest.raises(ArgumentError, match="one by one. a.py has:\n3\t    x = 1"):
+    with pytest.raises(ArgumentError, match=r"one by one\. a\.py has:\n3\t    x = 1"):
         replace_text(text, "  x = 1", "  if b:\n    x = 1", every=True, name="a.py")
 
 
