@@ -48,10 +48,15 @@ class Unclear(Exception):
 
 
 class Indents:
-    """Converts the indentation of old_text and new_text to the indentation of the file. `pairs` maps the indentations
-    of the lines of old_text to those of the same lines in the file."""
+    """Converts the indentation of old_text and new_text to the indentation of the file.
+
+    An indentation that old_text has becomes that of the same lines in the file. One that only new_text has is derived
+    from these pairs: it is shifted by the same text, or scaled in the same ratio, such as between tabs and spaces.
+    """
 
     def __init__(self, pairs: dict[str, str], unit: int) -> None:
+        """`pairs` maps the indentations of the lines of old_text to those of the same lines in the file. `unit` is the
+        width of one level of indentation in the file."""
         self._pairs = pairs
         self._unit = unit
 
