@@ -11,7 +11,6 @@ current directory. That directory may be a hostile workspace.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from encodings import normalize_encoding
@@ -20,10 +19,6 @@ from html import unescape
 
 _HTML = ("text/html", "application/xhtml+xml")
 _META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
-_MAX_GROWTH = 16
-"""JSON is indented only if the result is at most this many times as large as the original. Deeply nested JSON would
-grow more, because each level indents everything inside it."""
-
 _CPU_S = 30
 CODECS = frozenset(
     (
@@ -83,9 +78,7 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     text = data.decode(codec, "replace").removeprefix("\ufeff")
     if media in _HTML or (not media and text.lstrip()[:9].lower() == "<!doctype"):
         text = page_text(text)
-    elif media == "application/json" and "\n" not in text.strip():
-        text = _indent_json(text)
-    return text.encode("utf-8", "replace").decode("utf-8")  # JSON escapes may be half surrogate pairs
+    return text
 
 
 def codec_of(charset: str) -> str:
@@ -97,21 +90,6 @@ def codec_of(charset: str) -> str:
         if codec in CODECS:
             return codec
     return "utf_8"
-
-
-def _indent_json(text: str) -> str:
-    """Indent JSON so that each value has its own line. Return the text unchanged if it is not JSON or would grow too
-    much."""
-    try:
-        pieces, size = [], 0
-        for piece in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(json.loads(text)):
-            pieces.append(piece)
-            size += len(piece)
-            if size > _MAX_GROWTH * len(text):
-                return text
-    except (ValueError, RecursionError):
-        return text
-    return "".join(pieces)
 
 
 def page_text(html: str) -> str:

@@ -15,6 +15,7 @@ from crow.tools.layers.describe import named
 from crow.tools.layers.session import Layers
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy
+from crow.tools.pipes import PipeStatuses
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.sandbox import CHECK_S
 from crow.tools.truncate import OutputBuffer
@@ -70,7 +71,8 @@ class Job:
     access: CommandAccess
     command: BackgroundCommand
     unread: OutputBuffer
-    """The output that has arrived since the last read."""
+    """The output that has arrived since the last read, and the report of `pipes`."""
+    pipes: PipeStatuses
     own: JobLayer | None = None
     """None if the command changes the workspace itself."""
     keys: KeySource = HiddenKeys
@@ -108,15 +110,18 @@ class Job:
         code = self.command.returncode
         if code is None:
             return "running"
-        return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
+        if code < 0:
+            return f"ended by signal {-code}"
+        _, codes, earlier = self.pipes.split(self.unread.text())
+        return "; ".join(filter(None, [f"ended with exit code {code}", self.pipes.note(codes, earlier)]))
 
     def take_output(self) -> str:
         """Return the unread output and mark it as read. While the command runs, text at the end stays unread if it may
         be the beginning of a secret. Otherwise the whole secret could not be recognised later."""
-        text = self.unread.text()
+        text, report = self.pipes.without_report(self.unread.text())
         kept = self.keys().mask.unfinished(text) if self.is_running else 0
         self.unread.clear()
-        self.unread.feed(text[len(text) - kept :])
+        self.unread.feed(text[len(text) - kept :] + report)
         return text[: len(text) - kept]
 
     async def wait(self, timeout_s: float) -> None:
@@ -165,12 +170,12 @@ class Jobs:
             raise ArgumentError(f"{running} commands are already running in the background; end one first")
         self._started += 1
         self._starting += 1
-        job_id, unread = f"job{self._started}", OutputBuffer(_UNREAD_CHARS)
+        job_id, unread, pipes = f"job{self._started}", OutputBuffer(_UNREAD_CHARS), PipeStatuses(line)
         layer = None if own is None else own.layer
         network = None if own is None or own.gate is None else Proxy(own.gate)
         try:
             command = await self._workspace.spawn(
-                line, unread.feed, access=access, excluded=excluded, layer=layer, network=network
+                pipes.command, unread.feed, access=access, excluded=excluded, layer=layer, network=network
             )
         except BaseException:
             if own is not None:
@@ -178,12 +183,13 @@ class Jobs:
             raise
         finally:
             self._starting -= 1
-        job = Job(id=job_id, line=line, access=access, command=command, unread=unread, own=own, keys=self._keys)
-        self._jobs[job_id] = job
+        self._jobs[job_id] = job = Job(
+            id=job_id, line=line, access=access, command=command, unread=unread, pipes=pipes, own=own, keys=self._keys
+        )
         if self._tasks is not None and network is not None:
             self._tasks.start_soon(command.serve)
         self._has_started.set()
-        return self._jobs[job_id]
+        return job
 
     async def watch(self) -> None:
         """Restore protected files that running jobs change, refresh their layers, and serve their network, until

@@ -72,10 +72,11 @@ def clean_line(text: str) -> str:
 
 def read_skill(skill: SkillInfo) -> tuple[str, str]:
     """Return the text of a skill below its front matter, and the sha256 (hex) of its file. Of a larger file, only the
-    first 256 KiB are read.
+    first 256 KiB are read, and a line at the end says so.
 
     :raises OSError: the file cannot be read any more, or a link has been put into its path.
     """
-    data = read_file(Path(skill.source), 0, _FILE_BYTES)
-    text = data.decode("utf-8", "replace")
-    return text[front_matter(text, ())[1] :].strip(), hashlib.sha256(data).hexdigest()
+    data = read_file(Path(skill.source), 0, _FILE_BYTES + 1)
+    text = data[:_FILE_BYTES].decode("utf-8", "replace")
+    more = f"\n[only the first {_FILE_BYTES:,} bytes of the file]" if len(data) > _FILE_BYTES else ""
+    return text[front_matter(text, ())[1] :].strip() + more, hashlib.sha256(data).hexdigest()

@@ -14,6 +14,7 @@ from tests.stdio.conftest import StartCrow
 from tests.stdio.test_confinement import CONFINED, place
 from tests.stdio.test_layers import User, files, start
 from tests.stdio.test_subagents import cast
+from tests.stdio.test_tools import configured
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply
@@ -116,6 +117,30 @@ async def test_a_subagents_edits_and_commands_stay_in_its_copy_until_they_are_ke
         assert picture(str(files)) == before
         await agent.prompt(session, "/redo files")
         assert picture(str(files)) == after
+
+
+async def test_a_subagent_moves_a_file_that_only_its_copy_has(
+    crow: StartCrow, endpoint: FakeEndpoint, files: Path, home: Path
+) -> None:
+    before = picture(str(files))
+    moved = "*** Begin Patch\n*** Update File: made\n*** Move to: b\n@@\n-one\n+ONE\n*** End Patch"
+    child = [
+        calls(shell("echo one > made; chmod 755 made; rm b")),
+        calls(("apply_patch", {"input": moved})),
+        calls(shell("stat -c %a b; cat b; ls; ln -s b link")),
+        calls(("apply_patch", {"input": "*** Begin Patch\n*** Delete File: link\n*** End Patch"})),
+        fake.text("child is done"),
+    ]
+    configured(home, '[model]\nedit_tool = "apply_patch"\n')
+    async with crow(endpoint=endpoint, env=CONFINED) as agent:
+        session = await start(agent, files)
+        await run(
+            agent, endpoint, session, parent=[calls(task("child", isolated=True)), fake.text("Done.")], child=child
+        )
+        seen = [told(each) for each in requests_of(endpoint, "child")][-1]
+        assert seen[1:3] == ["Edited made at line 1.\nMoved made to b.", "755\nONE\nb\nsrc"]
+        assert seen[3].startswith(f"apply_patch: {files}/link is a link to b; ")
+        assert picture(str(files)) == before
 
 
 async def test_a_refused_keep_leaves_the_copy_and_conflicts_are_named(

@@ -64,6 +64,14 @@ def test_a_skill_of_a_workspace_cannot_lead_outside_hang_or_fake_a_section(tmp_p
     )
 
 
+def test_a_skill_of_which_only_a_part_is_read_says_so(tmp_path: Path) -> None:
+    for name, size in (("whole", 262_144), ("cut", 262_145)):
+        head = f"---\nname: {name}\n---\n"
+        write_skill(tmp_path, name, head + "x" * (size - len(head)))
+    ends = {each.name: read_skill(each)[0].lstrip("x") for each in find_skills([tmp_path], tmp_path, inside(tmp_path))}
+    assert ends == {"whole": "", "cut": "\n[only the first 262,144 bytes of the file]"}
+
+
 def test_skills_of_a_workspace_must_be_inside_it_after_links(tmp_path: Path) -> None:
     work, home = tmp_path / "home" / "work", tmp_path / "home"
     write_skill(home, ".ssh", "---\nname: ssh\n---\nkey")

@@ -7,11 +7,9 @@ allowed, and again from the current files when the call runs.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from unicodedata import normalize
 
 import anyio
 import anyio.to_thread
@@ -49,7 +47,6 @@ from crow.tools.builtin.tool import (
     describe_error,
     tool_spec,
 )
-from crow.tools.disk import FILE, open_resolved
 
 _MAX_NAMED = 3
 _MAX_FAULTS = 3
@@ -67,8 +64,8 @@ class _FilePlan:
     change: Change | None = None
     fault: str | None = None
     """Why the file cannot be changed. `change` is then None."""
-    source: PathTarget | None = None
-    """If set, `target` is new, and this file is moved there."""
+    is_moved: bool = False
+    """`target` is new, and the file of the plan before this one is moved there."""
 
     @property
     def diff(self) -> Diff | None:
@@ -120,13 +117,7 @@ async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
     writes = [await prepare_write(context.workspace, plan.target, change) for plan, change in changes]
     for write in writes:
         await record_write(invocation, write)
-    sources = {plan.target.path: plan.source for plan in plans if plan.source is not None}
-    # a moved file keeps its permissions
-    statuses = {path: await anyio.to_thread.run_sync(os.stat, source.path) for path, source in sources.items()}
     texts = await _write_all(context.workspace, writes)
-    for path, status in statuses.items():
-        with suppress(OSError):
-            await anyio.to_thread.run_sync(_set_mode, path, stat.S_IMODE(status.st_mode))
     conclusions = [await conclude_write(invocation, write, text) for write, text in zip(writes, texts, strict=True)]
     announcement = Announcement(
         title=_title(plans),
@@ -178,12 +169,6 @@ async def _put_back(workspace: Workspace, writes: Sequence[Write]) -> list[str]:
     return left
 
 
-def _set_mode(path: Path, mode: int) -> None:
-    with open_resolved(path, FILE) as handle:
-        if hasattr(os, "fchmod"):
-            os.fchmod(handle, mode)
-
-
 async def _file_plans(
     target_of: Callable[[str], PathTarget], context: ToolContext, changes: Sequence[FileChange]
 ) -> list[_FilePlan]:
@@ -231,12 +216,15 @@ async def _plans_of(
     edited = await _edit(context, target, change.hunks)
     if destination is None:
         return [_FilePlan(target=target, equivalents=_EDITS, change=edited)]
+    _check_no_link(context, target)
     await _check_missing(context, destination)
-    moved = replace(edited, before=None, like=edited.before, done=f"Moved {target.name} to {destination.name}.")
+    mode = (await context.workspace.stat(target.path)).mode
+    done = f"Moved {target.name} to {destination.name}."
+    moved = replace(edited, before=None, like=edited.before, mode=mode, done=done)
     removed = Change(before=edited.before, after=None, done=edited.done)
     return [
         _FilePlan(target=target, equivalents=_REMOVES, change=removed),
-        _FilePlan(target=destination, equivalents=_WRITES, change=moved, source=target),
+        _FilePlan(target=destination, equivalents=_WRITES, change=moved, is_moved=True),
     ]
 
 
@@ -257,7 +245,20 @@ async def _addition(context: ToolContext, target: PathTarget, content: str) -> C
     return Change(before=None, after=content, done=done, argument="the patch")
 
 
+def _check_no_link(context: ToolContext, target: PathTarget) -> None:
+    """Check that a path to remove or move is not a link: the link would stay, and the file that it leads to would go.
+
+    :raises ~crow.domain.errors.ArgumentError: it is a link.
+    """
+    given = target.given_names[0]
+    folder, name = os.path.split(given)
+    own = context.workspace.resolve(folder) / name
+    if normalize("NFC", str(own)) != normalize("NFC", str(target.path)):
+        raise ArgumentError(f"{given} is a link to {target.name}; remove or move links with shell")
+
+
 async def _removal(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk]) -> Change:
+    _check_no_link(context, target)
     found = await stat_kind(context.workspace, target, ("file",), "a file")
     if found.size > WHOLE_BYTES:
         raise ArgumentError(f"{target.name} has {found.size:,} bytes, too many to keep for undo; use shell")
@@ -324,7 +325,7 @@ def _refusal(faults: Sequence[str]) -> str:
 
 def _title(plans: Sequence[_FilePlan]) -> str:
     verbs = {_EDITS: "Edit", _WRITES: "Create", _REMOVES: "Delete"}
-    if len(plans) == 2 and plans[1].source is not None:
+    if len(plans) == 2 and plans[1].is_moved:
         return f"Move {in_title(plans[0].target.name)} to {in_title(plans[1].target.name)}"
     verb = verbs[plans[0].equivalents] if len({plan.equivalents for plan in plans}) == 1 else "Patch"
     names = ", ".join(in_title(plan.target.name) for plan in plans[:_MAX_NAMED])

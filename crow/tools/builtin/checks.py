@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from crow.domain.text import shorten, shorten_middle
 from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, Workspace
 from crow.tools.builtin.output import as_shown
 from crow.tools.builtin.scan import glob_expression
@@ -19,7 +20,7 @@ from crow.tools.limits import COMMANDS
 
 _CHECK_S = 60
 _MAX_CHARS = 6_000
-"""The model sees at most this many characters of the output of a check."""
+"""The model sees about this many characters of the output of a check."""
 _MAX_NAME_CHARS = 80
 _FILES = "{files}"
 """Stands in a command for the changed files."""
@@ -86,7 +87,7 @@ class Checks:
     ) -> str:
         """Run one check, and add it to `ran`. Return what the model is told."""
         line = command.replace(_FILES, " ".join(map(_quoted, files)))
-        name = command if len(command) <= _MAX_NAME_CHARS else f"{command[:_MAX_NAME_CHARS]}…"
+        name = shorten(command, _MAX_NAME_CHARS)
         try:
             async with COMMANDS.slot(workspace):
                 code, output = await workspace.run(
@@ -99,7 +100,7 @@ class Checks:
             self._failures.pop(command, None)
             return f"[check `{name}` passed]"
         end = f"was ended after {_CHECK_S} s" if code is None else f"failed with exit code {code}"
-        shown = _bounded(as_shown(output).strip("\n"))
+        shown = shorten_middle(as_shown(output.strip("\n")), _MAX_CHARS)
         digest = hashlib.sha256(shown.encode(errors="replace")).hexdigest()
         if self._failures.get(command) == digest:
             return f"[check `{name}` {end}, with the same output as before]"
@@ -128,16 +129,6 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 
 def _covers(pattern: str, matcher: re.Pattern[str], name: str) -> bool:
     return matcher.fullmatch(name if "/" in pattern else name.rpartition("/")[2]) is not None
-
-
-def _bounded(output: str) -> str:
-    """Return the output. If it is long, return only whole lines of its beginning and its end."""
-    if len(output) <= _MAX_CHARS:
-        return output
-    half = _MAX_CHARS // 2
-    head = output[:half].rpartition("\n")[0] or output[:half]
-    tail = output[-half:].partition("\n")[2] or output[-half:]
-    return f"{head}\n[... {len(output) - len(head) - len(tail):,} characters left out ...]\n{tail}"
 
 
 def _quoted(name: str) -> str:

@@ -19,7 +19,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
 from crow.domain.rendering import in_title
 from crow.tools import Coverage, Outcome, PlannedCall, html
-from crow.tools.builtin.files import IMAGE_BYTES, image_type
+from crow.tools.builtin.media import IMAGE_BYTES, image_type
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.limits import FETCHES
 from crow.tools.process import HiddenKeys, command_environment, start

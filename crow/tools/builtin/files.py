@@ -7,7 +7,6 @@ except the file's name.
 from __future__ import annotations
 
 import base64
-import binascii
 import difflib
 import os
 import re
@@ -24,6 +23,7 @@ from crow.domain.messages import PDF_BYTES, PDF_START, PDF_TYPE, Image
 from crow.domain.rendering import RESULT_MASK, in_title
 from crow.domain.text import plural
 from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
+from crow.tools.builtin.media import IMAGE_BYTES, image_type
 from crow.tools.builtin.mismatch import excerpt, name_lines, placeholder_in
 from crow.tools.builtin.seen_files import SeenFiles, line_count
 from crow.tools.builtin.syntax import find_syntax_error
@@ -61,13 +61,6 @@ _SNIFFED_BYTES = 16
 _UNREAD_LINES = 60
 """`write_file` refuses to replace a longer file that the model has not read whole."""
 _NAMED_GAPS = 3
-
-IMAGE_BYTES = 3_000_000
-"""Some providers refuse images with more bytes."""
-
-_IMAGE = re.compile(
-    rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
-)
 
 _PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 _KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
@@ -320,9 +313,17 @@ async def _run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 def _in_form_of(before: TextFile | None, content: str) -> str:
     """Return `content` with the byte order mark and the CRLF line ends of the file that it replaces. The model sees
-    neither when it reads a file. Content with a carriage return of its own keeps its line ends."""
+    neither when it reads a file. Content with a carriage return of its own keeps its line ends.
+
+    :raises ~crow.domain.errors.ArgumentError: `content` has the � that stands for bytes of the file.
+    """
     if before is None or not content:
         return content
+    if before.shown != before.text and content.count("�") > before.text.count("�"):
+        raise ArgumentError(
+            "content contains �, which stands for bytes of the file that are not UTF-8; writing it would destroy them. "
+            "Use edit_file to change other lines only"
+        )
     ends = before.text.count("\n")
     if "\r" not in content and ends and before.text.count("\r\n") == ends:
         content = content.replace("\n", "\r\n")
@@ -455,6 +456,8 @@ class Change:
     """Whether the model wrote the whole new text."""
     like: TextFile | None = None
     """A new file gets the encoding of this file, which is moved there."""
+    mode: int | None = None
+    """The permission bits of the file that is moved there. None for any other change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -512,11 +515,11 @@ async def record_write(invocation: ToolInvocation, write: Write) -> None:
 
 async def perform_write(workspace: Workspace, write: Write) -> str:
     """Write or remove the file. Return its new text, which the editor may have changed."""
-    form = write.change.before or write.change.like
-    if write.data is not None and (form is None or form.is_utf8):
+    form, mode = write.change.before or write.change.like, write.change.mode
+    if write.data is not None and mode is None and (form is None or form.is_utf8):
         return await workspace.write_text(write.target.path, write.text)
-    # An editor serves only UTF-8.
-    await workspace.restore(write.target.path, write.data)
+    # An editor serves only UTF-8, and sets no mode.
+    await workspace.restore(write.target.path, write.data, mode=mode)
     return write.text
 
 
@@ -605,39 +608,6 @@ def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
     folded = {name.casefold()[:_COMPARED_CHARS]: name for name in names}
     likely = sorted(folded, key=lambda name: (name[:1] != start[:1], abs(len(name) - len(start))))[:_MAX_COMPARED_NAMES]
     return [folded[name] for name in difflib.get_close_matches(start, likely, n=3, cutoff=0.6)]
-
-
-def image_type(head: bytes) -> str | None:
-    """Detect the media type of an image from its first bytes. Return None for anything other than an image that models
-    accept.
-
-    A declared media type is ignored, because it may be wrong. Providers refuse every later request that contains an
-    image with a wrong type.
-    """
-    found = _IMAGE.match(head)
-    return None if found is None else f"image/{found.lastgroup}"
-
-
-def sound_picture_type(data: str) -> str | None:
-    """Return the media type of a base64 image. Return None if the data is invalid, too large, or not an image that
-    models accept."""
-    try:
-        decoded = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return image_type(decoded[:16]) if len(decoded) <= IMAGE_BYTES else None
-
-
-def sound_pdf(data: str, uri: str) -> Attachment | None:
-    """Return a PDF that an MCP server sent as base64 `data`, as an attachment for the model. `uri` is its address on
-    the server. Return None if the data is invalid, too large, or no PDF."""
-    try:
-        decoded = base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    if not decoded.startswith(PDF_START) or len(decoded) > PDF_BYTES:
-        return None
-    return Attachment(name=uri, uri=uri, mime_type=PDF_TYPE, data=data, for_model=True)
 
 
 _READ_FILE_SPEC = tool_spec(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -20,11 +18,7 @@ _MIN_PASSED = 8
 """At least this many lines in a row that only report passed tests are left out, but for the first."""
 _MAX_FILES = 20
 """The output of older commands is forgotten."""
-_MAX_PIPES = 3
-"""At most this many earlier pipes with a failure are reported."""
 _PREFIX = "crow-output-"
-_SIGPIPE_CODE = 128 + 13
-"""What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
 
 # A string without an end is taken to end with its line, so that it does not hide the output after it.
 _ESCAPES = re.compile(
@@ -41,14 +35,16 @@ _PASSED = re.compile(
 )
 _UNREADABLE = re.compile("[\0-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 _MIN_UNREADABLE = 8
+_REDRAWN = re.compile(r"[^\r\n]\r+[^\r\n]")
 
 
 def as_shown(output: str) -> str:
     """Return the output as a terminal would show it in the end: without escape sequences, with only the last state of
-    lines that were drawn again and again, and with repeated lines counted."""
+    lines that were drawn again and again, and with repeated lines counted. Notes say where something was left out."""
     if "\x1b" in output:
         output = _ESCAPES.sub("", output)
-    lines = [_last_state(line) for line in output.replace("\r\n", "\n").split("\n")]
+    output = output.replace("\r\n", "\n")
+    lines = [_last_state(line) for line in output.split("\n")]
     shown: list[str] = []
     for line, group in groupby(lines):
         count = sum(1 for _ in group)
@@ -56,6 +52,8 @@ def as_shown(output: str) -> str:
             shown += [line] * count
         else:
             shown += [line, f"[the line above came {count:,} times in a row]"]
+    if _REDRAWN.search(output):
+        shown.append("[of lines drawn again after \\r, only the last state is shown]")
     return "\n".join(shown)
 
 
@@ -85,55 +83,6 @@ def _last_state(line: str) -> str:
                 kept.pop()
         line = "".join(kept)
     return line
-
-
-class PipeStatuses:
-    """Lets bash report the exit codes of all commands in pipes, so that a failure is noticed although the last command
-    of its pipe succeeded."""
-
-    def __init__(self, command: str) -> None:
-        self._mark = f"crow-{secrets.token_hex(8)}"
-        # After `exec 2>FILE`, the report would go to a file of the user.
-        if "|" in command and not re.search(r"\bexec\b", command):
-            report = f's="${{PIPESTATUS[*]}}"; printf "\\n%s %s|%s\\n" {self._mark} "$s" "$crow_pipes" >&2'
-            # Before each command, look at the pipe that ran before it. `set -x` would print that each time.
-            is_traced = re.search(r"\bset\s+-\w*[xo]", command) is not None
-            look = "" if is_traced else f" && trap '{_LOOK}' DEBUG"
-            command = f"[ \"$BASH\" ] && trap '{report}' EXIT{look}; {command}"
-        self.command = command
-        """The command line to run instead."""
-
-    def split(self, output: str) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]]:
-        """Return the output without the report, the exit codes of the last pipe, and those of earlier pipes with a
-        failure. There are none if bash has not reported them."""
-        before, mark, report = output.rpartition(f"\n{self._mark} ")
-        if not mark:
-            return output, (), ()
-        codes, _, after = report.partition("\n")
-        last, _, earlier = codes.partition("|")
-        return before + after, _codes(last), tuple(map(_codes, filter(None, earlier.split(";"))))
-
-    def note(self, codes: Sequence[int], earlier: Sequence[Sequence[int]] = ()) -> str:
-        """Return a line for the model if a command in front of the last one of a pipe failed, or an empty string."""
-        is_last = _hides_failure(codes)
-        others = [each for each in earlier if _hides_failure(each) and not (is_last and tuple(each) == tuple(codes))]
-        shown = [f"exit codes in the last pipe: {', '.join(map(str, codes))}"] if is_last else []
-        shown += [f"exit codes in an earlier pipe: {', '.join(map(str, each))}" for each in others[:_MAX_PIPES]]
-        return f"[{'; '.join(shown)}]" if shown else ""
-
-
-_LOOK = (
-    'crow_codes="${PIPESTATUS[*]}"; case "$crow_codes" in *[1-9]*" "*) case ";$crow_pipes;" in *";$crow_codes;"*) ;; '
-    '*) [ ${#crow_pipes} -gt 200 ] || crow_pipes="$crow_pipes${crow_pipes:+;}$crow_codes";; esac;; esac'
-)
-
-
-def _codes(report: str) -> tuple[int, ...]:
-    return tuple(int(code) for code in report.split() if code.isdecimal())
-
-
-def _hides_failure(codes: Sequence[int]) -> bool:
-    return any(code not in (0, _SIGPIPE_CODE) for code in codes[:-1])
 
 
 class OutputFiles:

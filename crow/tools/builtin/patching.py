@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from crow.domain.errors import ArgumentError
+from crow.tools.builtin.fitting import Indents, Unclear, describe_difference, merged_lines
 from crow.tools.builtin.folding import Lines, fold, indent_width
-from crow.tools.builtin.matching import MAX_LINES_COMPARED, SLIPS, Indents, Unclear, describe_difference, merged_lines
+from crow.tools.builtin.matching import MAX_LINES_COMPARED
 from crow.tools.builtin.mismatch import already_made, ambiguous, applied_at, excerpt, not_found, unclear
 from crow.tools.builtin.patch import Hunk, HunkLine
+from crow.tools.builtin.slips import without_slips
 
 _MAX_PLACES = 15
 _MAX_HEADER_LINES = 200
@@ -189,7 +191,7 @@ def _readings(lines: tuple[HunkLine, ...]) -> Iterator[tuple[tuple[HunkLine, ...
     if len(inner) < len(lines):
         yield inner, ""
     old, new = ("\n".join(line.text for line in inner if line.mark != mark) for mark in "+-")
-    for meant in (each for slip in SLIPS for each in slip(old, new)):
+    for meant in without_slips(old, new):
         olds, news = iter(meant.old.split("\n")), iter(meant.new.split("\n"))
         if meant.old.count("\n") == old.count("\n") and meant.new.count("\n") == new.count("\n"):
             texts = []

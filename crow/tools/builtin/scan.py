@@ -26,14 +26,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from unicodedata import normalize
 
-_SKIPPED = frozenset(
-    (
-        *(".git", ".hg", ".svn", ".jj", ".venv", "venv", "node_modules"),
-        *("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".nox"),
-    )
-)
+_PACKAGES = frozenset((".venv", "venv", "node_modules", ".tox", ".nox"))
+"""Directories that tools fill with installed packages. The answer names those that were left out."""
+_INTERNAL = frozenset((".git", ".hg", ".svn", ".jj", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"))
+"""Directories that tools use for themselves. They are left out without a word."""
 _NOT_NAMES = ("", ".", "..")
-_MAX_WALKED = 200_000
+MAX_WALKED = 200_000
+"""At most this many files below a directory are found if git does not list them."""
 _MAX_SUMMARY = 150
 """A large tree is described in at most this many lines."""
 _MAX_KINDS = 4
@@ -44,6 +43,11 @@ FILE_BYTES = 20_000_000
 """Larger files are not searched."""
 _SNIFFED_BYTES = 8_192
 """A file with a NUL in its first bytes counts as binary."""
+_WIDE = (
+    *((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32")),
+    *((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")),
+)
+"""Byte order marks with their encodings. A mark that begins with another one comes first."""
 _LINE_CHARS = 400
 """Of a longer line, only the part around the match is returned."""
 _PATH_CHARS = 4_000
@@ -86,16 +90,17 @@ def main() -> None:
     null) and `ripgrep` (the program's path, or null).
 
     The answer for a list has `names` and `total`. The answer for grep has `matches` and the lines `around` them as
-    [name, line, text], `more` (whether there are more matches), and `large` (how many files were too large to search).
-    Both have `left_out`, the number of excluded files. If the pattern is not a regular expression, the answer has only
-    `fault`, which says why.
+    [name, line, text], `more` (whether there are more matches), and `files` (how many files there were to search). Both
+    have `left_out`, the number of excluded files, and what else was left out: `skipped` and `folders` of
+    :class:`Skipped`. If the pattern is not a regular expression, the answer has only `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])
     if "pattern" in request and (fault := find_pattern_fault(request["pattern"])):
         answer: dict[str, object] = {"fault": fault}
     else:
-        names = [request["file"]] if request.get("file") else sorted(_find_files())
+        skipped = Skipped()
+        names = [request["file"]] if request.get("file") else sorted(_find_files(skipped))
         if request["glob"]:
             names = filter_names(names, request["glob"])
         found = len(names)
@@ -108,11 +113,29 @@ def main() -> None:
             is_plain = not flags and not _META.search(pattern)
             if request["ripgrep"] and len(names) >= RIPGREP_FILES and not is_plain and is_shared(pattern):
                 names = narrow(names, request["ripgrep"], pattern, flags)
-            answer = search(names, pattern, flags, request["limit"], request["context"])
+            answer = {**search(names, pattern, flags, request["limit"], skipped, request["context"]), "files": found}
         else:
             answer = {"names": summarize(names, request["limit"]), "total": len(names)}
-        answer["left_out"] = left_out
+        answer |= {"left_out": left_out, "skipped": skipped.counts, "folders": sorted(skipped.folders)}
     print(json.dumps(answer))  # noqa: T201
+
+
+class Skipped:
+    """What a list or a search has left out, apart from excluded files."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """How many there were for each reason: `walked` (1 if files beyond `MAX_WALKED` were not looked for),
+        `unreadable` (files and directories), and for a search also `large` (more than `FILE_BYTES`), `binary`, `links`
+        (that lead out of the current directory) and `not_utf8` (searched, but characters outside ASCII cannot be found
+        in them)."""
+        self.folders: set[str] = set()
+        """The directories with installed packages."""
+
+    def note_error(self, error: OSError) -> None:
+        """Count what could not be opened, unless nothing is there or its directory is reached through a link."""
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL):
+            self.counts["unreadable"] += 1
 
 
 class _Exclusion:
@@ -164,9 +187,8 @@ class Folders:
         folder, _, last = name.rpartition("/")
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
 
-    def entries(self, folder: str) -> list[tuple[str, bool, bool]]:
-        """Return the sorted names in a directory, each with two booleans: whether the name is a directory, and whether
-        it is a link to a directory.
+    def entries(self, folder: str) -> list[tuple[str, bool]]:
+        """Return the sorted names in a directory, each with whether it is a directory. A link is none.
 
         :raises OSError: the directory cannot be read, or a part of its path is a link.
         """
@@ -229,12 +251,12 @@ def limit_lifetime(seconds: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, _READER_CHECK_S, _READER_CHECK_S)
 
 
-def _find_files() -> set[str]:
+def _find_files(skipped: Skipped) -> set[str]:
     """Return the existing files among those that standard input names. If standard input is empty, return all files
     below the current directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
-        return set(walk(""))
+        return set(walk("", skipped))
     names: set[str] = set()
     folders = Folders()
     for name in (each.rstrip("/") for each in given):
@@ -242,44 +264,41 @@ def _find_files() -> set[str]:
             continue
         try:
             is_folder = stat.S_ISDIR(folders.status(name).st_mode)
-        except OSError:
-            continue  # deleted, but still in git's index; or behind a link
-        names.update(walk(name) if is_folder else (name,))  # git lists a nested repository as one directory
+        except OSError as error:  # such as a file that was deleted, but is still in git's index
+            skipped.note_error(error)
+            continue
+        names.update(walk(name, skipped) if is_folder else (name,))  # git lists a nested repository as one directory
     return names
 
 
-def walk(top: str) -> Iterator[str]:
-    """Yield all files below `top` at any depth, except in directories that tools create, such as `node_modules`. An
-    empty `top` is the current directory."""
+def walk(top: str, skipped: Skipped) -> Iterator[str]:
+    """Yield all files and links below `top` at any depth, except in directories that tools create, such as
+    `node_modules`. An empty `top` is the current directory."""
     count, waiting, folders = 0, [top], Folders()
     while waiting:
         directory = waiting.pop()
         try:
             entries = folders.entries(directory)
-        except OSError:  # no permission, deleted, replaced by a link, or the path is too long for the system
+        except OSError as error:  # no permission, deleted, replaced by a link, or the path is too long for the system
+            skipped.note_error(error)
             continue
         prefix = f"{directory}/" if directory else ""
-        for name, is_folder, is_link in entries:
-            if not is_folder and not is_link:
+        for name, is_folder in entries:
+            if not is_folder:
+                if count == MAX_WALKED:
+                    skipped.counts["walked"] = 1
+                    return
                 yield prefix + name
                 count += 1
-                if count >= _MAX_WALKED:
-                    return
-        below = [name for name, is_folder, _ in entries if is_folder and name not in _SKIPPED]
-        waiting += [prefix + name for name in reversed(below)]
+        below = [name for name, is_folder in entries if is_folder and name not in _INTERNAL]
+        skipped.folders.update(prefix + name for name in below if name in _PACKAGES)
+        waiting += [prefix + name for name in reversed(below) if name not in _PACKAGES]
 
 
-def _described(directory: str | int) -> list[tuple[str, bool, bool]]:
+def _described(directory: str | int) -> list[tuple[str, bool]]:
     """See :meth:`Folders.entries`."""
     with os.scandir(directory) as found:
-        return sorted((entry.name, entry.is_dir(follow_symlinks=False), _is_folder_link(entry)) for entry in found)
-
-
-def _is_folder_link(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_symlink() and entry.is_dir()
-    except OSError:
-        return False
+        return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
 
 
 def filter_names(names: list[str], glob: str) -> list[str]:
@@ -414,7 +433,9 @@ def _described_kinds(kinds: Counter[str]) -> str:
     return f"{files}: {', '.join(parts)}" if len(parts) > 1 else f"{files}{f', {named[0][0]}' if named else ''}"
 
 
-def search(names: list[str], pattern: str, flags: int, limit: int, context: int = 0) -> dict[str, object]:
+def search(
+    names: list[str], pattern: str, flags: int, limit: int, skipped: Skipped, context: int = 0
+) -> dict[str, object]:
     """Return the lines that match, and up to `context` lines around each. See `main`."""
     matcher = re.compile(pattern, flags)
     # If the pattern does not match anywhere in the whole text, no line matches. The patterns that `_ANCHORED` finds
@@ -422,13 +443,11 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
     in_whole = None if _ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
     around: list[tuple[str, int, str]] = []
-    large, folders, is_full = 0, Folders(), False
+    folders, is_full = Folders(), False
     for name in names:
-        text = _text_of(name, folders)
-        if text is None:
-            large += 1
-            continue
-        text = text.replace("\r\n", "\n").removesuffix("\r")
+        text = _text_of(name, folders, skipped).replace("\r\n", "\n").removesuffix("\r")
+        if not pattern.isascii() and "\ufffd" in text:
+            skipped.counts["not_utf8"] += 1
         if text and (in_whole is None or in_whole(text)):
             lines = text.removesuffix("\n").split("\n")
             found: set[int] = set()
@@ -446,7 +465,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int, context: int 
             around += [(name, number, _excerpt(lines[number - 1], 0)) for number in sorted(near)]
         if is_full:
             break
-    return {"matches": matches, "around": around, "more": is_full, "large": large}
+    return {"matches": matches, "around": around, "more": is_full}
 
 
 def is_shared(pattern: str) -> bool:
@@ -508,26 +527,36 @@ def _run_program(command: list[str]) -> tuple[int, bytes]:
     return done.returncode % 256, done.stdout
 
 
-def _text_of(name: str, folders: Folders) -> str | None:
-    """Return the text of a file, "" if the file is binary or not a regular file, or None if it is too large."""
+def _text_of(name: str, folders: Folders, skipped: Skipped) -> str:
+    """Return the text of a file. Return "" for a file that is not searched."""
     try:
         file = folders.open(name)
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # O_NOFOLLOW refuses links
+            skipped.note_error(error)
+        elif not os.path.realpath(name).startswith(f"{os.getcwd()}/".replace("//", "/")):
+            skipped.counts["links"] += 1  # another link leads to a file that is searched anyway
         return ""
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             return ""
         if status.st_size > FILE_BYTES:
-            return None
+            skipped.counts["large"] += 1
+            return ""
         data = os.read(file, status.st_size)
-    except OSError:
+    except OSError as error:
+        skipped.note_error(error)
         return ""
     finally:
         os.close(file)
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return data.decode("utf-16", "replace")
-    return "" if b"\0" in data[:_SNIFFED_BYTES] else data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    for mark, encoding in _WIDE:
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    if b"\0" in data[:_SNIFFED_BYTES]:
+        skipped.counts["binary"] += 1
+        return ""
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
 
 
 def _excerpt(line: str, at: int) -> str:

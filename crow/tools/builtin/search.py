@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -38,6 +39,8 @@ _MAX_MATCHES = 200
 _MAX_CONTEXT = 20
 _MAX_CONTEXT_LINES = 500
 """With context, there are fewer matches, so that there are at most about this many lines."""
+_MAX_FOLDERS = 3
+"""At most this many of the directories that were left out are named."""
 TIMEOUT_S = 60.0
 _SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
 _PATTERN_CHARS = 20_000
@@ -46,8 +49,14 @@ _CHECKED_CHARS = 200
 """A pattern with more characters than this is checked only in the scanning program, because compiling a pattern of some
 thousand characters can take seconds."""
 
-_LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\[nr]|[\r\n]")
-"""Matches patterns that ask for a line end."""
+_HINTS = (
+    (r"\\[nr]|[\r\n]", r"grep searches each line by itself, without its line end: \n and \r match nothing"),
+    (r"\\\|", r"\| matches the character |; write | between alternatives"),
+    (r"\\[<>]", r"\< and \> match the characters < and >; write \b for the edge of a word"),
+    (r"\[\[:\w+:\]", r"classes such as [[:space:]] are not known; write \s, \w or \d"),
+)
+"""Regular expressions for the parts of patterns that other programs read in another way than Python, each with the note
+that the model gets if nothing matches."""
 
 # This command fails if a link has been put into the path since the call was allowed.
 _ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
@@ -76,7 +85,7 @@ async def _run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     found = {line: line.partition(" (")[0] if total > limit else line for line in answer["names"]}
     hidden = await _find_hidden(invocation, target, set(found.values()))
     names = [clean(line) for line, name in found.items() if name not in hidden]
-    left_out = _describe_left_out(answer["left_out"] + len(hidden))
+    left_out = _describe_left_out(answer, len(hidden))
     if not names:
         text = f"No files{f' matching {pattern}' if pattern else ''}{_in_place(target.name)}."
         return Outcome(text="\n".join([text, *left_out]))
@@ -111,20 +120,24 @@ async def _run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     answer = await _scan_directory(invocation, top, request)
     _check_pattern(args["pattern"], answer.get("fault", ""))
     hidden = set() if is_file else await _find_hidden(invocation, top, {file for file, _, _ in answer["matches"]})
-    prefix = "" if top.name == "." else top.name + os.sep
+    prefix, place = "" if top.name == "." else top.name + os.sep, _in_place(target.name)
     matches = [match for match in answer["matches"] if match[0] not in hidden]
     around = [line for line in answer["around"] if line[0] not in hidden]
     lines = _found_lines(matches, around, prefix, has_context=context > 0)
-    if not lines:
-        lines = [f"No matches for `{args['pattern']}`{_in_place(target.name)}."]
-        if _LINE_END.search(args["pattern"]):
-            lines.append(r"[grep searches each line by itself, without its line end: \n and \r match nothing]")
+    if not lines and not answer["files"]:
+        matching = f" that match {args['glob']}" if args.get("glob") else ""
+        lines = [f"There are no files{matching} to search{place}."]
+    elif not lines:
+        lines = [f"No matches for `{args['pattern']}`{place}."]
+        found = (note for part, note in _HINTS if re.search(rf"(?<!\\)(?:\\\\)*(?:{part})", args["pattern"]))
+        lines += [f"[{note}]" for note in found]
     if answer["more"]:
         lines.append(f"[only the first {limit} matches; narrow the search with path, glob or a more specific pattern]")
-    if answer["large"]:
-        files = plural(answer["large"], "file")
-        lines.append(f"[skipped {files} larger than {scan.FILE_BYTES:,} bytes]")
-    return Outcome(text="\n".join([*lines, *_describe_left_out(answer["left_out"] + len(hidden))]))
+    if around and args["context"] > _MAX_CONTEXT:
+        lines.append(f"[context is at most {_MAX_CONTEXT} lines]")
+    if is_file and answer["skipped"].get("binary"):
+        lines.append(f"[{target.name} is binary; grep searches only text]")
+    return Outcome(text="\n".join([*lines, *_describe_left_out(answer, len(hidden))]))
 
 
 def _found_lines(
@@ -155,10 +168,28 @@ def _found_lines(
     return lines
 
 
-def _describe_left_out(count: int) -> list[str]:
-    """Return a list with a note about the files that were left out. The list is empty if no file was left out."""
-    files = plural(count, "file")
-    return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
+def _describe_left_out(answer: Mapping[str, Any], hidden: int) -> list[str]:
+    """Return notes about what was left out, apart from files that are binary or that git ignores. `hidden` is the
+    number of files that :func:`_find_hidden` returned."""
+    skipped, folders, forbidden = Counter(answer["skipped"]), answer["folders"], answer["left_out"] + hidden
+    notes = []
+    if skipped["large"]:
+        notes.append(f"skipped {plural(skipped['large'], 'file')} larger than {scan.FILE_BYTES:,} bytes")
+    if skipped["walked"]:
+        notes.append(f"only the first {scan.MAX_WALKED:,} files were looked at; set path to one of the directories")
+    if folders:
+        named = ", ".join(map(clean, folders[:_MAX_FOLDERS])) + (", ..." if len(folders) > _MAX_FOLDERS else "")
+        notes.append(f"left out installed packages in {named}; set path to look there")
+    if skipped["links"]:
+        notes.append(f"did not follow {plural(skipped['links'], 'link')} to places outside the directory")
+    if skipped["unreadable"]:
+        notes.append(f"could not read {skipped['unreadable']:,} of the files and directories")
+    if skipped["not_utf8"]:
+        files = plural(skipped["not_utf8"], "file")
+        notes.append(f"characters outside ASCII cannot be found in {files} with an encoding other than UTF-8")
+    if forbidden:
+        notes.append(f"left out {plural(forbidden, 'file')} that the user's rules forbid or that may hold keys")
+    return [f"[{note}]" for note in notes]
 
 
 async def _find_hidden(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:

@@ -18,13 +18,14 @@ from crow.domain.rendering import in_title
 from crow.domain.text import shorten, title_line
 from crow.tools import CommandAccess, Coverage, Outcome, PlannedCall
 from crow.tools.builtin.changes import Settled, settle, settle_job, undoable
-from crow.tools.builtin.output import MAX_CHARS, PipeStatuses
+from crow.tools.builtin.output import MAX_CHARS
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job, JobLayer
 from crow.tools.layers.session import Layers
 from crow.tools.limits import COMMANDS
 from crow.tools.network.gate import Gate
 from crow.tools.network.proxy import Proxy
+from crow.tools.pipes import PipeStatuses
 
 _DEFAULT_ACCESS: CommandAccess = "read"
 _DEFAULT_TIMEOUT_S = 120
@@ -129,7 +130,7 @@ async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
             await layers.drop(layer)
     output, codes, earlier = statuses.split(output)
     hidden = statuses.note(codes, earlier)
-    end = _describe_end(code, timeout_s) or hidden
+    end = _describe_end(code, timeout_s) or (f"[{hidden}]" if hidden else "")
     shown = await invocation.context.outputs.shown(output.removesuffix("\n"))
     has_failed = code != 0 or hidden != ""
     is_served = gate is not None and gate.has_allowed and not has_failed
@@ -165,7 +166,7 @@ async def _start_job(invocation: ToolInvocation, command: str, access: CommandAc
     if job.is_running and invocation.ports.background is not None:
         await invocation.ports.background.watch(invocation.call_id, job)
     status = f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
-    begun = await _job_outcome(invocation, job, status, looks=not job.is_running)
+    begun = await _job_outcome(invocation, job, status, settles=not job.is_running)
     return replace(begun, raw_output={**begun.raw_output, "access": access if own is None else "layer"})
 
 
@@ -220,11 +221,11 @@ async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return await _job_outcome(invocation, job, f"{job.id}{':' if was_running else ' had already'} {job.state}")
 
 
-async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, looks: bool = True) -> Outcome:
-    """Return what a background command has printed since the last call. If `looks`, also decide about the changes in
+async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, settles: bool = True) -> Outcome:
+    """Return what a background command has printed since the last call. If `settles`, also decide about the changes in
     its layer, and say what was decided."""
     context = invocation.context
-    settled = await settle_job(invocation, job) if looks else Settled()
+    settled = await settle_job(invocation, job) if settles else Settled()
     output = job.take_output()
     if not job.is_running:
         job.told.set()

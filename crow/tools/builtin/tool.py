@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
@@ -106,10 +107,15 @@ class ToolContext:
     """The workspace is the layer of a subagent."""
 
     def target(self, path: str) -> PathTarget:
-        """Return the file or directory that `path` leads to.
+        """Return the file or directory that `path` leads to. It may also be a `file:` URL. As in a shell, `~/` is the
+        user's home directory, unless the working directory has a file named `~`.
 
         :raises ~crow.domain.errors.ArgumentError: `path` is empty, too long, or contains a NUL.
         """
+        if path.startswith("file:///"):
+            path = unquote(path.removeprefix("file://"))
+        if (path == "~" or path.startswith("~/")) and not os.path.lexists(self.workspace.cwd / "~"):
+            path = os.path.expanduser(path)
         resolved = self.workspace.resolve(path)
         given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
         names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)

@@ -24,7 +24,7 @@ from crow.domain.messages import PDF_TYPE, File, Image, Link, Part, Resource, Te
 from crow.domain.rendering import file_name, in_title
 from crow.domain.text import on_one_line, safe, shorten
 from crow.tools import ElicitationHandler, OnOutput, Outcome
-from crow.tools.builtin.files import sound_pdf, sound_picture_type
+from crow.tools.builtin.media import sound_pdf, sound_picture_type
 from crow.tools.servers import LoginQuestion
 from crow.tools.urls import is_address, normalize_url
 

@@ -14,7 +14,7 @@ from crow.domain.entries import Attachment
 from crow.domain.messages import Image
 from crow.domain.text import on_one_line, shorten
 from crow.tools import Outcome
-from crow.tools.builtin.files import sound_pdf, sound_picture_type
+from crow.tools.builtin.media import sound_pdf, sound_picture_type
 from crow.tools.mcp.calls import count_bytes, describe_error, encodable
 from crow.tools.mcp.listing import MAX_RESOURCES, MAX_TEMPLATES, pages
 from crow.tools.mcp.names import URI_CHARS

@@ -37,6 +37,22 @@ def content(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+async def test_a_link_is_not_removed_or_moved_in_place_of_its_file(open_box: OpenBox, tree: Path) -> None:
+    (tree / "link.py").symlink_to("src/a.py")
+    before = content(tree)
+    async with open_box() as box:
+        deleted = await box.run("apply_patch", input=patch("*** Delete File: link.py"))
+        moved = await box.run("apply_patch", input=patch("*** Update File: link.py", "*** Move to: b.py"))
+        edited = await box.run("apply_patch", input=patch("*** Update File: link.py", "@@", "-def f():", "+def g():"))
+    words = f"apply_patch: {tree}/link.py is a link to src/a.py; remove or move links with shell\nNo file was changed."
+    assert (deleted.text, moved.text) == (words, words)
+    assert edited.text == "Edited src/a.py at line 1."
+    assert content(tree) == {
+        name: data.replace(b"def f", b"def g") if name in ("link.py", "src/a.py") else data
+        for name, data in before.items()
+    }
+
+
 async def test_a_patch_changes_adds_and_deletes_files_and_shows_all_of_them(open_box: OpenBox, tree: Path) -> None:
     async with open_box() as box:
         plan = await box.plan("apply_patch", input=THREE)

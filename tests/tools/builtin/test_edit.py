@@ -59,6 +59,20 @@ def test_new_lines_get_the_line_end_of_the_line_they_replace() -> None:
     assert ends == {"a": "x\r\ny\r\nb\nc", "b": "a\r\nx\ny\nc", "c": "a\r\nb\nx\ny"}
 
 
+def test_all_places_are_not_replaced_if_they_are_indented_in_several_ways() -> None:
+    text = "  x = 1\nif a:\n    x = 1\n"
+    assert replace_text(text, "  x = 1", "  x = 2", every=True, name="a.py").count == 2
+    with pytest.raises(ArgumentError, match=r"one by one\. a\.py has:\n3\t    x = 1"):
+        replace_text(text, "  x = 1", "  if b:\n    x = 1", every=True, name="a.py")
+
+
+def test_places_that_differ_only_in_their_line_ends_are_several_places() -> None:
+    mixed = "a\nb\nc\na\r\nb\r\nd\na\r\nb\n"
+    assert "occurs 3 times in a.py" in refused(mixed, "a\nb\n", "x\ny\n")
+    edit = replace_text(mixed, "a\nb\n", "x\ny\n", every=True, name="a.py")
+    assert edit == Replacement(text="x\ny\nc\nx\r\ny\r\nd\nx\r\ny\n", count=3, line=1)
+
+
 def test_lf_matches_crlf_and_new_text_gets_crlf() -> None:
     assert once("a\r\nb\r\nc\r\n", "a\nb", "x\ny\nz").text == "x\r\ny\r\nz\r\nc\r\n"
     assert once("a\r\nb\r\n", "b", "x\ny").text == "a\r\nx\r\ny\r\n"

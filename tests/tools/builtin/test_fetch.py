@@ -39,7 +39,7 @@ class Web(BaseHTTPRequestHandler):
             case "/latin":
                 self._give(200, "text/plain; charset=iso-8859-1", "déjà".encode("latin-1"))
             case "/json":
-                self._give(200, "application/json", b'{"a":[1]}')
+                self._give(200, "application/json", b'{"a":[1.50,1E400],"a":"\\ud800"}')
             case "/gone":
                 self._give(404, "text/plain", b"no such page")
             case "/picture":
@@ -48,16 +48,12 @@ class Web(BaseHTTPRequestHandler):
                 self._give(200, "image/png", b"<svg/>")
             case "/charset":
                 self._give(200, "text/plain; charset=idna", b"xn--")
-            case "/half":
-                self._give(200, "application/json", b'{"a":"\\ud800"}')
             case "/meta":
                 self._give(200, "text/html", b'<meta charset="windows-1252"><p>\x93hi\x94')
             case "/tangled":
                 self._give(200, "text/html", b"<p>It begins</p>" + b"<!--" * 200_000)
             case "/punycode":
                 self._give(200, "text/html; charset=punycode", b"<p>It begins</p>" + b"a" * 3_000_000)
-            case "/nested":
-                self._give(200, "application/json", b"[" * 900 + b"1," * 1_000_000 + b"1" + b"]" * 900)
             case "/reference":
                 self._give(200, "text/html", b"<p>one &#" + b"9" * 5_000 + b"; two")
             case "/heavy":
@@ -130,7 +126,7 @@ async def test_documents_become_text_images_or_an_error_message(open_box: OpenBo
     assert texts == {
         "page": ("Nests\n\nTwigs & string.", False),
         "latin": ("déjà", False),
-        "json": ('{\n "a": [\n  1\n ]\n}', False),
+        "json": (r'{"a":[1.50,1E400],"a":"\ud800"}', False),
         "gone": ("[HTTP status 404]\nno such page", True),
         "picture": ("(an image)", False),
         "program": (
@@ -152,21 +148,18 @@ async def test_a_hostile_document_does_no_harm(open_box: OpenBox) -> None:
         async with open_box(fetches_private=True) as box:
             said = {
                 name: await box.run("fetch", url=f"{url}/{name}")
-                for name in ("no-picture", "charset", "half", "meta", "tangled", "punycode", "nested", "reference")
+                for name in ("no-picture", "charset", "meta", "tangled", "punycode", "reference")
             }
-    punycode, nested = said.pop("punycode").text, said.pop("nested").text
+    punycode = said.pop("punycode").text
     assert {name: outcome.text.replace(url, "URL") for name, outcome in said.items()} == {
         "no-picture": "fetch: URL/no-picture is image/png (6 bytes); only text and images can be read",
         "charset": "xn--",
-        "half": '{\n "a": "?"\n}',
         "meta": "“hi”",
         "tangled": "It begins",
         "reference": "one \ufffd two",
     }
     assert said["no-picture"].images == ()
     assert punycode == "It begins\n\n" + "a" * 3_000_000
-    assert nested.startswith("[[[[")
-    assert len(nested) < 5_000_000, "each level of nesting indents all lines below it"
 
 
 async def test_a_large_document_is_converted_like_a_small_one(open_box: OpenBox) -> None:

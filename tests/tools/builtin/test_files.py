@@ -532,6 +532,42 @@ async def test_stray_bytes_in_a_file_survive_an_edit(open_box: OpenBox, root: Pa
     assert (root / "a.txt").read_bytes() == data.replace(b"last", b"final")
 
 
+async def test_stray_bytes_are_not_overwritten_with_the_character_that_stands_for_them(
+    open_box: OpenBox, root: Path
+) -> None:
+    (root / "a.txt").write_bytes("ä\nx \xe9 y\n".encode("latin-1").replace(b"\xe4", "ä".encode()))
+    async with open_box() as box:
+        shown = (await box.run("read_file", path="a.txt")).text
+        refused = await box.run("write_file", path="a.txt", content="ä\nz � y\n")
+        other = await box.run("write_file", path="a.txt", content="ä\nz e y\n")
+    assert shown == "ä\nx � y\n[bytes that are not UTF-8 are shown as �]"
+    assert refused == Outcome(
+        text="write_file: content contains �, which stands for bytes of the file that are not UTF-8; writing it would "
+        "destroy them. Use edit_file to change other lines only",
+        is_error=True,
+    )
+    assert not other.is_error
+    assert (root / "a.txt").read_text("utf-8") == "ä\nz e y\n"
+
+
+async def test_a_tilde_is_the_home_directory_and_a_file_url_a_path(
+    open_box: OpenBox, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    async with open_box() as box:
+        planned = await box.plan("write_file", path="~/notes.txt", content="one\n")
+        done = await box.run("write_file", path="~/notes.txt", content="one\n")
+        linked = await box.run("read_file", path=f"file://{tmp_path}/home/n%6Ftes.txt")
+        (root / "~").mkdir()
+        local = await box.run("write_file", path="~/notes.txt", content="two\n")
+    assert planned.touched.is_outside
+    assert done.text == f"Created {tmp_path}/home/notes.txt: 1 line, 4 bytes."
+    assert (tmp_path / "home" / "notes.txt").read_text() == "one\n"
+    assert linked.text == "one"
+    assert local.text == "Created ~/notes.txt: 1 line, 4 bytes."
+    assert (root / "~" / "notes.txt").read_text() == "two\n"
+
+
 async def test_a_change_that_breaks_the_syntax_says_so_once(open_box: OpenBox, root: Path) -> None:
     (root / "a.py").write_text("def f():\n    return (1)\n")
     (root / "a.json").write_text('{"a": 1}\n')

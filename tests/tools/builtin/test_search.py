@@ -17,7 +17,8 @@ from crow.agent.permissions.decisions import excluded_paths
 from crow.agent.permissions.rules import user_rules
 from crow.domain.entries import Announcement, Location
 from crow.tools import Outcome, PlannedCall, Touched
-from crow.tools.builtin.scan import Folders, glob_expression, search, summarize, walk
+from crow.tools.builtin import scan
+from crow.tools.builtin.scan import Folders, Skipped, glob_expression, search, summarize, walk
 from tests.tools.conftest import OpenBox, call
 
 
@@ -67,14 +68,18 @@ async def test_warnings_of_the_shell_are_no_part_of_the_answer(
         assert (await box.run("grep", pattern="x")).text == "a.py:1: x"
 
 
-async def test_a_listing_without_a_repository_skips_caches_and_follows_no_link(
+async def test_a_listing_without_a_repository_skips_caches_and_packages_and_follows_no_link(
     open_box: OpenBox, root: Path, tmp_path: Path
 ) -> None:
     write(root, "a.py", "src/b.py", "node_modules/x.js", "src/__pycache__/b.pyc", ".venv/lib.py")
     write(tmp_path, "other/secret.txt")
     (root / "out").symlink_to(tmp_path / "other")
     async with open_box() as box:
-        assert (await box.run("list_files")).text == "a.py\nsrc/b.py"
+        assert (await box.run("list_files")).text.splitlines() == [
+            *("a.py", "out", "src/b.py"),
+            "[left out installed packages in .venv, node_modules; set path to look there]",
+        ]
+        assert (await box.run("list_files", path="node_modules")).text.endswith("\nx.js")
 
 
 async def test_no_name_in_a_repository_index_leads_out_of_the_workspace(
@@ -91,7 +96,8 @@ async def test_no_name_in_a_repository_index_leads_out_of_the_workspace(
     async with open_box() as box:
         found = await box.run("grep", pattern="needle")
         listed = await box.run("list_files", pattern="*.txt")
-    assert (found.text, listed.text) == ("kept.txt:1: needle", "kept.txt")
+    assert found.text == "kept.txt:1: needle\n[did not follow 2 links to places outside the directory]"
+    assert listed.text == "kept.txt"
 
 
 async def test_an_index_made_by_hand_does_not_lead_out_of_the_workspace(
@@ -193,7 +199,8 @@ async def test_grep_shows_lines_around_matches(open_box: OpenBox, root: Path) ->
         *("a.txt", "4- line 4", "5: line 5", "6- line 6", "7: line 7", "8- line 8", "9: line 9", "10- line 10", "--"),
         *("15- line 15", "16: end 16", "17- line 17", "--", "b.txt:1: line 9"),
     ]
-    assert many.text.splitlines()[-1].startswith("[only the first 12 matches;")
+    assert many.text.splitlines()[-2].startswith("[only the first 12 matches;")
+    assert many.text.splitlines()[-1] == "[context is at most 20 lines]"
     assert other == call("grep", pattern="line 9", path="b.txt", context=2)
 
 
@@ -219,22 +226,36 @@ async def test_a_tree_deeper_than_the_longest_path_is_searched_as_far_as_possibl
 ) -> None:
     async with open_box() as box:
         found = (await box.run("grep", pattern="needle")).text.splitlines()
-    assert found == [f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)]
+    assert found == [
+        *(f"{'d/' * depth}n.txt:1: needle" for depth in (1_010, 3)),
+        "[could not read 1 of the files and directories]",
+    ]
 
 
-async def test_the_end_of_a_line_is_found_in_files_with_crlf_too(open_box: OpenBox, root: Path) -> None:
+async def test_the_end_of_a_line_is_found_in_files_with_crlf_too_and_foreign_syntax_is_explained(
+    open_box: OpenBox, root: Path
+) -> None:
     (root / "crlf.txt").write_bytes(b"a needle\r\nneedles\r\na needle\r")
     (root / "wide.txt").write_bytes("a needle\r\nb".encode("utf-16"))
     async with open_box() as box:
         found = (await box.run("grep", pattern="needle$")).text
         several = (await box.run("grep", pattern=r"needle\nneedles")).text
         folder = (await box.run("grep", pattern=r"C:\\new")).text
+        either = (await box.run("grep", pattern=r"pin\|\<tack\>")).text
+        spaces = (await box.run("grep", pattern=r"x[[:space:]]y")).text
     assert found == "crlf.txt\n1: a needle\n3: a needle\nwide.txt:1: a needle"
     assert several == (
         "No matches for `needle\\nneedles`.\n"
         r"[grep searches each line by itself, without its line end: \n and \r match nothing]"
     )
     assert folder == r"No matches for `C:\\new`."
+    assert either == (
+        "No matches for `pin\\|\\<tack\\>`.\n"
+        r"[\| matches the character |; write | between alternatives]"
+        "\n"
+        r"[\< and \> match the characters < and >; write \b for the edge of a word]"
+    )
+    assert spaces.endswith("[classes such as [[:space:]] are not known; write \\s, \\w or \\d]")
 
 
 @pytest.mark.long
@@ -285,8 +306,12 @@ async def test_grep_returns_path_line_and_text_without_binary_linked_or_ignored_
         "name�.py:1: import bytes",
         "src/b.txt:2: import re",
         "utf16.txt:1: import sixteen",
+        "[did not follow 1 link to places outside the directory]",
     ]
-    assert python.text.splitlines() == ["a.py", "1: import os", "3: IMPORT = 2", "name�.py:1: import bytes"]
+    assert python.text.splitlines() == [
+        *("a.py", "1: import os", "3: IMPORT = 2", "name�.py:1: import bytes"),
+        "[did not follow 1 link to places outside the directory]",
+    ]
     assert in_file.text == "src/b.txt:2: import re"
     assert nothing == Outcome(text="No matches for `nowhere` in src.")
 
@@ -422,15 +447,16 @@ def test_globs_match_like_in_a_shell(pattern: str, matching: list[str], other: l
     assert [name for name in matching + other if expression.fullmatch(name)] == matching
 
 
-def test_the_scanning_program_runs_with_the_standard_library_alone() -> None:
+def test_the_scanning_program_runs_with_the_standard_library_alone(root: Path) -> None:
     program = Path(sys.modules["crow.tools.builtin.scan"].__file__ or "")
     answer = subprocess.run(
         [sys.executable, "-I", "-S", program, '{"glob": "*.none", "limit": 1, "seconds": 9}'],
+        cwd=root,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
     )
-    assert answer.stdout == b'{"names": [], "total": 0, "left_out": 0}\n'
+    assert answer.stdout == b'{"names": [], "total": 0, "left_out": 0, "skipped": {}, "folders": []}\n'
 
 
 async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
@@ -457,7 +483,8 @@ async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
     assert secret == f".ssh{os.sep}id:1: needle"
 
 
-async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: OpenBox) -> None:
+async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: OpenBox, root: Path) -> None:
+    write(root, "a.py")
     async with open_box() as box:
         found = await box.run("grep", pattern="x" * 200_000)
         longest = await box.run("grep", pattern="\u00e9" * 20_000)
@@ -468,7 +495,7 @@ async def test_a_pattern_that_is_too_long_is_refused_by_its_length(open_box: Ope
 def test_a_pattern_that_gives_nothing_back_is_tried_on_each_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(root, "a.txt", text="abc\nx")
     monkeypatch.chdir(root)
-    assert search(["a.txt"], "[^x]++$", 0, 10)["matches"] == [("a.txt", 1, "abc")]
+    assert search(["a.txt"], "[^x]++$", 0, 10, Skipped())["matches"] == [("a.txt", 1, "abc")]
 
 
 def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
@@ -477,7 +504,7 @@ def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
     write(root, "a/x.txt", "b/c/x.txt", "b/x.txt", "d/x.txt", text="inside\n")
     write(tmp_path, "out/x.txt", "out/c/x.txt", text="outside\n")
     monkeypatch.chdir(root)
-    walked = walk("")
+    walked = walk("", Skipped())
     names = [next(walked)]
     for folder in ("b/c", "b", "d"):
         (root / folder).rename(tmp_path / folder.replace("/", "-"))
@@ -486,13 +513,45 @@ def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
     names += walked
     assert names == ["a/x.txt"]
     given = ["a/x.txt", "b/c/x.txt", "b/x.txt", "d/x.txt", "../out/x.txt", "b/../../out/x.txt"]
-    assert search(given, "side", 0, 10)["matches"] == [("a/x.txt", 1, "inside")]
+    assert search(given, "side", 0, 10, Skipped())["matches"] == [("a/x.txt", 1, "inside")]
     folders = Folders()
     for name in given[1:]:
         with pytest.raises(OSError, match=r"."):
             folders.open(name)
         with pytest.raises(OSError, match=r"."):
             folders.status(name)
+
+
+async def test_grep_says_what_it_could_not_look_for(open_box: OpenBox, root: Path) -> None:
+    (root / "d.bin").write_bytes(b"caf\xe9\0")
+    (root / "latin.txt").write_bytes("café\n".encode("latin-1"))
+    (root / "wide.txt").write_bytes("a café\n".encode("utf-32"))
+    async with open_box() as box:
+        binary = (await box.run("grep", pattern="caf", path="d.bin")).text
+        accent = (await box.run("grep", pattern="café")).text
+        plain = (await box.run("grep", pattern="caf")).text
+        unmatched = (await box.run("grep", pattern="caf", glob="src/*.txt")).text
+    assert binary == "No matches for `caf` in d.bin.\n[d.bin is binary; grep searches only text]"
+    assert accent == (
+        "wide.txt:1: a café\n[characters outside ASCII cannot be found in 1 file with an encoding other than UTF-8]"
+    )
+    assert plain == "latin.txt:1: caf�\nwide.txt:1: a café"
+    assert unmatched == "There are no files that match src/*.txt to search."
+
+
+def test_a_walk_counts_what_it_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(root, "a.py", "b/c.py", "b/venv/d.py", "b/__pycache__/e.pyc", "f.py")
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(scan, "MAX_WALKED", 2)
+    skipped = Skipped()
+    assert list(walk("", skipped)) == ["a.py", "f.py"]
+    assert (skipped.counts, skipped.folders) == ({"walked": 1}, set())
+    monkeypatch.setattr(scan, "MAX_WALKED", 3)
+    skipped = Skipped()
+    assert list(walk("", skipped)) == ["a.py", "f.py", "b/c.py"]
+    assert (skipped.counts, skipped.folders) == ({}, {"b/venv"})
+    search(["a.py", "b/gone.py", "x" * 300], "x", 0, 9, skipped)
+    assert skipped.counts == {"unreadable": 1}
 
 
 async def test_a_byte_order_mark_is_no_part_of_the_first_line(open_box: OpenBox, root: Path) -> None:

@@ -126,13 +126,17 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
     assert not await anyio.Path(path).parent.exists()
 
 
+REDRAWN = r"[of lines drawn again after \r, only the last state is shown]"
+
+
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
         (r"\033[31mred\033[0m \033]8;;http://x\033\\link\033]8;;\007", "red link"),
         (r"a \033]0;title\nan error\nb \033Pq\nc", "a \nan error\nb \nc"),
         (r"a \033]1337;File=:QUJD\nREVG\007b", "a b"),
-        (r"  5%%\r 50%%\r100%%\r\ndone", "100%\ndone"),
+        (r"  5%%\r 50%%\r100%%\r\ndone\n", f"100%\ndone\n{REDRAWN}"),
+        (r"one\rtwo\rthree", f"three\n{REDRAWN}"),
         (r"windows\r\nline\r\n", "windows\nline"),
         (r"abd\bc", "abc"),
         (r"x\nx\nx\n", "x\nx\nx"),
@@ -199,6 +203,19 @@ async def test_a_failure_in_front_of_a_pipe_is_named(open_box: OpenBox) -> None:
     assert earlier.text == "[exit codes in an earlier pipe: 4, 0; exit codes in an earlier pipe: 1, 0]"
     assert "crow_" not in traced.text
     assert own.text == "1 0 0\n[exit codes in an earlier pipe: 1, 0]"
+
+
+async def test_a_failure_in_front_of_a_pipe_in_the_background_is_named(open_box: OpenBox) -> None:
+    async with open_box() as box:
+        line = "echo begun; find . -maxdepth 0 -exec false {} + | cat; (echo broken; exit 2) | cat"
+        begun = await box.run("shell", command=line, background=True)
+        ended = await box.run("shell_output", job="job1", wait_s=60)
+        again = await box.run("shell_kill", job="job1")
+    assert "begun" in begun.text + ended.text
+    state = "ended with exit code 0; exit codes in the last pipe: 2, 0; exit codes in an earlier pipe: 1, 0"
+    assert ended.text.endswith(f"[job1: {state}]")
+    assert again.text == f"[job1 had already {state}]"
+    assert "crow-" not in begun.text + ended.text
 
 
 async def test_a_background_command_runs_on_between_calls(open_box: OpenBox, root: Path) -> None:
