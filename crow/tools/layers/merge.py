@@ -29,6 +29,7 @@ from crow.tools.layers.states import (
     is_whiteout,
     kind_of,
     opened,
+    read_file,
     state_of,
     status_of,
 )
@@ -91,7 +92,7 @@ def _decide(child: ChildLayer, operation: Operation, folder: Path, *, merges_tex
     before = child.base_text(operation.name)
     if operation.before.kind != "file" or operation.after.kind != "file" or before is None:
         return "conflict"
-    own, theirs = _short_content(Path(operation.source)), _short_content(Path(operation.name))
+    own, theirs = read_file(operation.source, BASE_BYTES), read_file(operation.name, BASE_BYTES)
     if own is None or theirs is None:
         return "conflict"
     if own == before and operation.after.mode == known.mode:
@@ -112,8 +113,8 @@ def _is_same(operation: Operation) -> bool:
         return now.target == made.target
     if made.kind != "file" or now.size != made.size:
         return False
-    own = _short_content(Path(operation.source))
-    return own is not None and own == _short_content(Path(operation.name))
+    own = read_file(operation.source, BASE_BYTES)
+    return own is not None and own == read_file(operation.name, BASE_BYTES)
 
 
 def _merged_mode(base: int, theirs: int, own: int) -> int | None:
@@ -133,18 +134,6 @@ def _write_merged(child: ChildLayer, operation: Operation, folder: Path, content
     with directory_of(place) as parent:
         after = state_of(place.name, parent)
     return replace(operation, source=str(place), after=after, inode=place.lstat().st_ino)
-
-
-def _short_content(path: Path) -> bytes | None:
-    """Return the content of a regular file that is not too long; otherwise None."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            content = file.read(BASE_BYTES + 1)
-    except OSError:
-        return None
-    return content if len(content) <= BASE_BYTES else None
 
 
 def _with_own_meta(child: ChildLayer, operation: Operation) -> Operation:

@@ -16,6 +16,7 @@ from crow.tools.git import UNFINISHED, commands_in, contains_any
 from crow.tools.layers.changes import LookRules
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.place import Layer
+from crow.tools.layers.states import read_file
 from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_home_secrets
 
 _GIT_FOLDERS = frozenset({".git", "git~1"})
@@ -105,9 +106,4 @@ def _content_of(path: str, layer: Layer) -> bytes | None:
     place = layer.locate(Path(path))
     if place is None:
         return b""
-    try:
-        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            content = file.read(_FILE_BYTES + 1)
-    except OSError:
-        return None
-    return content if len(content) <= _FILE_BYTES else None
+    return read_file(place, _FILE_BYTES)

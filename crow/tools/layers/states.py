@@ -441,6 +441,19 @@ def _copy_data(reader: int, writer: int, size: int) -> None:
             position += moved
 
 
+def read_file(path: str | Path, limit: int) -> bytes | None:
+    """Return the content of a regular file. None if it cannot be read, has more than `limit` bytes, or is something
+    else, such as a link or a pipe."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            content = file.read(limit + 1)
+    except OSError:
+        return None
+    return content if len(content) <= limit else None
+
+
 def digest_of(name: str, directory: int) -> str:
     """Return the sha256 (hex) of a regular file. :raises OSError: it cannot be read."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
