@@ -774,15 +774,15 @@ def test_private_directories_are_removed_at_the_end_and_after_a_crash(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first = confiner.Private.create(None, [tmp_path])
     second = confiner.Private.create(None, [tmp_path])
-    assert first.root.exists()  # it is still used
-    os.close(second.lock)  # its process has died
-    (second.root / "temporary" / "locked").mkdir(mode=0o000)
-    nest(second.root / "temporary")
+    assert first.own.path.exists()  # it is still used
+    os.close(second.own.lock)  # its process has died
+    (second.own.path / "temporary" / "locked").mkdir(mode=0o000)
+    nest(second.own.path / "temporary")
     third = confiner.Private.create(None, [tmp_path])
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.root.name, third.root.name])
-    first.remove()
-    nest(third.root / "temporary")
-    third.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.own.path.name, third.own.path.name])
+    first.own.remove()
+    nest(third.own.path / "temporary")
+    third.own.remove()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -823,5 +823,5 @@ def test_the_rest_of_a_directory_that_a_session_could_not_remove_is_removed_by_t
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "crow-session-old" / "layers").mkdir(parents=True)
-    confiner.Private.create(None, [tmp_path]).remove()
+    confiner.Private.create(None, [tmp_path]).own.remove()
     assert list(tmp_path.iterdir()) == []
