@@ -33,18 +33,12 @@ from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
 from crow.tools.sandbox.launched import LaunchedProcess, Launcher, NotLaunchedError
-from crow.tools.sandbox.policy import (
-    MAX_READ_ONLY,
-    PYTEST_CACHE,
-    REMOVED,
-    Policy,
-    PrivateDirectories,
-    SandboxOptions,
-    is_inside_any,
-)
+from crow.tools.sandbox.paths import is_inside_any
+from crow.tools.sandbox.policy import MAX_READ_ONLY, Policy, PrivateDirectories, SandboxOptions
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
 from crow.tools.sandbox.seccomp import missing_architecture
+from crow.tools.sandbox.variables import PYTEST_CACHE, REMOVED
 from crow.tools.temporary import TemporaryDirectory
 from crow.tools.trees import remove_tree
 
@@ -265,7 +259,7 @@ class KernelConfiner:
             prepared = await anyio.to_thread.run_sync(prepare)
             variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
             if is_connected:
-                variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+                variables |= proxy_environment(variables, self._policy.download_variables(prepared.places))
                 if self.credentials:
                     trusting = partial(self.credentials.environment, variables, prepared.places.trust)
                     variables |= await anyio.to_thread.run_sync(trusting)
