@@ -27,6 +27,7 @@ from crow.tools.layers.states import (
     State,
     TooLargeError,
     Walked,
+    changeable,
     copy_file,
     has_xattr,
     is_whiteout,
@@ -206,7 +207,8 @@ class _Notes:
             status, before = os.lstat(name, dir_fd=above), status_of(name, below)
             path = f"{folder.rstrip(os.sep)}/{name}"
             if is_whiteout(status) and before is None:
-                os.unlink(name, dir_fd=above)  # the file is gone in the workspace, too
+                with changeable(above):
+                    os.unlink(name, dir_fd=above)  # the file is gone in the workspace, too
                 continue
             if before is not None and stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(before.st_mode):
                 with opened(name, above) as inner:
@@ -267,7 +269,8 @@ def _remove_whiteouts(folder: int, depth: int) -> None:
     for name in names:
         status = os.lstat(name, dir_fd=folder)
         if is_whiteout(status):
-            os.unlink(name, dir_fd=folder)
+            with changeable(folder):
+                os.unlink(name, dir_fd=folder)
         elif stat.S_ISDIR(status.st_mode):
             with opened(name, folder) as inner:
                 _remove_whiteouts(inner, depth + 1)

@@ -8,30 +8,24 @@ Anything else is a conflict: the workspace's version stays, and the conflict is 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crow.domain.merge import merged_text
-from crow.tools.layers.changes import Change, Changes, LookRules, Operation, look
+from crow.tools.layers.changes import Change, Changes, LookRules, Operation
 from crow.tools.layers.children import BASE_BYTES, UNKNOWN, ChildLayer
+from crow.tools.layers.cleaning import clean_layer
+from crow.tools.layers.comparison import look
 from crow.tools.layers.keep import prepare
 from crow.tools.layers.moves import Conflict
-from crow.tools.layers.place import Overlay, Place, discard
+from crow.tools.layers.place import Place, discard
 from crow.tools.layers.sets import ChangeSet, directory_of, remove_bases
 from crow.tools.layers.states import (
-    MAX_DEPTH,
-    OPEN_DIRECTORY,
     TooLargeError,
-    has_xattr,
-    is_whiteout,
-    kind_of,
-    opened,
     read_file,
     state_of,
-    status_of,
 )
 
 
@@ -50,7 +44,7 @@ class Merge:
 def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bool = True) -> Merge:
     """Return what can be kept of a layer now. No command may run in it. This call blocks."""
     try:
-        dropped = [path for overlay in child.layer.overlays for path in clean(overlay)]
+        dropped = [path for overlay in child.layer.overlays for path in clean_layer(overlay)]
         child.note()
     except TooLargeError as error:
         return Merge(changes=Changes(problem=str(error)))
@@ -163,53 +157,6 @@ def _listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[C
             continue
         is_file = path == change.path and not operation.is_meta and operation.after.kind == "file"
         yield replace(change, source=operation.source) if is_file else change
-
-
-def clean(overlay: Overlay) -> list[str]:
-    """Remove from a layer what is never kept: sockets, devices, named pipes, and the set-user-id and set-group-id bits
-    of files. Return the removed files' absolute paths in the workspace.
-
-    :raises TooLargeError: directories are nested too deeply.
-    """
-    dropped: list[str] = []
-
-    def walk(above: int, below: int | None, folder: str, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
-        with os.scandir(above) as entries:
-            names = [entry.name for entry in entries]
-        for name in names:
-            status = os.lstat(name, dir_fd=above)
-            path, kind = f"{folder}/{name}", kind_of(status.st_mode)
-            if kind == "directory":
-                before = status_of(name, below)
-                with opened(name, above) as inner:
-                    if before is None or not stat.S_ISDIR(before.st_mode) or has_xattr(inner, "opaque"):
-                        walk(inner, None, path, depth + 1)
-                    else:
-                        with opened(name, below if below is not None else above) as lower:
-                            walk(inner, lower, path, depth + 1)
-            elif kind == "file" and status.st_mode & 0o6000:
-                handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-                try:
-                    os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) & 0o1777)
-                finally:
-                    os.close(handle)
-            elif kind == "other" and (below is None or not is_whiteout(status)):
-                if not is_whiteout(status):
-                    dropped.append(path)
-                os.unlink(name, dir_fd=above)
-
-    above = os.open(overlay.upper, OPEN_DIRECTORY)
-    try:
-        below = os.open(overlay.root, OPEN_DIRECTORY)
-        try:
-            walk(above, below, str(overlay.root), 0)
-        finally:
-            os.close(below)
-    finally:
-        os.close(above)
-    return dropped
 
 
 def prepare_merge(place: Place, child: ChildLayer, merge: Merge, about: dict[str, str]) -> ChangeSet:

@@ -311,12 +311,12 @@ class _Undo:
         """Move the file or folder at the path to the directory `kept`. With `stays`, only copy it, because the caller
         will replace it. Return the new path, in the form that is shown to the model."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
-        target = self._kept / os.path.relpath(path, root)
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        number = 1
-        while os.path.lexists(target):
+        relative = os.path.relpath(path, root)
+        target, number = self._kept / relative, 1
+        # a file that was moved here before may have this name, or the name of one of the folders
+        while not _make_folder(target.parent) or os.path.lexists(target):
             number += 1
-            target = target.with_name(f"{os.path.basename(path)}.{number}")
+            target = self._kept / str(number) / relative
         if stays:
             _copy(path, str(target))
         else:
@@ -332,6 +332,15 @@ class _Undo:
         """Return a path for the model: relative if it is in the first root."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         return _escape(os.path.relpath(path, root) if root == self._roots[0] else path)
+
+
+def _make_folder(path: Path) -> bool:
+    """Make a folder and those above it. Return whether that is possible: no file may be in their place."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, NotADirectoryError):
+        return False
+    return True
 
 
 def _escape(text: str) -> str:

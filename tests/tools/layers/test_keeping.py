@@ -18,7 +18,7 @@ import pytest
 
 from crow.domain.protected_names import ProtectedNames
 from crow.tools.layers import Changes, Layer, LookRules, Place, apply, invert, keep, look, prepare, recover
-from crow.tools.layers.changes import is_untouched
+from crow.tools.layers.comparison import is_untouched
 from crow.tools.layers.place import discard
 from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
