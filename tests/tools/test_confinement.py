@@ -25,6 +25,7 @@ from crow import programs
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import CommandAccess, Ports, jobs
 from crow.tools import workspace as workspace_on_disk
+from crow.tools.layers import Layer
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
@@ -766,6 +767,32 @@ async def test_root_is_told_that_the_workspace_of_another_user_stays_unchanged(
     assert not status.name or status.problem == (
         f"{root} belongs to another user, so confined commands cannot write there even as root"
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs layers")
+def test_commands_that_begin_while_a_place_for_layers_is_searched_get_layers_too(root: Path, tmp_path: Path) -> None:
+    """Layers do not work in crow's data directory here, so crow tries the directory for temporary files, too."""
+    opened: list[Layer | None] = []
+
+    class Confiner(KernelConfiner):
+        def _layer_works(self, *arguments: Any) -> bool:
+            if arguments[-1].scratch is None:
+                return False
+            others.start()
+            others.join(0.1)
+            return True
+
+        def open(self) -> None:
+            opened.append(self._open_layer(Bubblewrap(program="bwrap", name="bubblewrap")))
+
+    confiner = Confiner([root], SandboxOptions(layers=tmp_path / "layers"))
+    others = threading.Thread(target=confiner.open)
+    confiner.open()
+    others.join()
+    assert all(opened)
+    for layer in filter(None, opened):
+        layer.drop()
+    asyncio.run(confiner.close())
 
 
 def test_private_directories_are_removed_at_the_end_and_after_a_crash(

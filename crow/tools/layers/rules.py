@@ -43,13 +43,15 @@ def rules_for(
     secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
 
     special = _GIT_FOLDERS | REPOSITORY_PARTS
-    ends = special | {_fold(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)}
+    ends = special | {
+        fold_name(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)
+    }
 
     @lru_cache(maxsize=64)
     def folded(folder: str) -> tuple[tuple[str, ...], bool]:
         """Return the parts of a folder, folded, and whether a file in it is protected by its name alone: neither the
         folder nor one around it is protected or belongs to git."""
-        parts = tuple(map(_fold, Path(folder).parts))
+        parts = tuple(map(fold_name, Path(folder).parts))
         if len(parts) > _MAX_RECURSION or folder == os.sep or not special.isdisjoint(parts):
             return parts, False
         return parts, not is_protected(folder)
@@ -57,7 +59,7 @@ def rules_for(
     def is_protected(path: str) -> bool:
         folder, _, name = path.rpartition("/")
         inner, is_ordinary = folded(folder or os.sep)
-        parts = [*inner, _fold(name)]
+        parts = [*inner, fold_name(name)]
         if is_ordinary and parts[-1] not in ends:
             return names.names(parts)
         start = next((number for number, part in enumerate(parts) if part in _GIT_FOLDERS), len(parts))
@@ -77,11 +79,6 @@ def rules_for(
         )
 
     return LookRules(is_protected=is_protected, is_ignored=IgnoreRules(roots).ignores)
-
-
-def _fold(name: str) -> str:
-    """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
-    return name.lower() if name.isascii() and ":" not in name and name[-1:] not in (" ", ".") else fold_name(name)
 
 
 def _is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:

@@ -457,13 +457,14 @@ class KernelConfiner:
         private, trees, place = self._own_directories(), self._policy.layered_trees(), self.place
         if place is None or not trees:
             return None
-        if self._has_layers is None:
-            self._has_layers = self._layer_works(sandbox, private, trees, place)
-            if not self._has_layers:
-                self._scratch = private.own.path / "layers"
-                place = Place(place.directory, self._scratch)
-                self._has_layers = self._layer_works(sandbox, private, trees, place)
-        return place.open(trees) if self._has_layers else None
+        with self._lock:
+            if self._has_layers is None:
+                works = self._layer_works(sandbox, private, trees, place)
+                if not works:
+                    self._scratch = private.own.path / "layers"
+                    works = self._layer_works(sandbox, private, trees, Place(place.directory, self._scratch))
+                self._has_layers = works
+        return Place(place.directory, self._scratch).open(trees) if self._has_layers else None
 
     def _layer_works(self, sandbox: Sandbox, private: Private, trees: Sequence[Path], place: Place) -> bool:
         """Return whether a command can run in a layer over `trees` that is kept at `place`."""

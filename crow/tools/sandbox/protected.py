@@ -16,10 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames, fold_name
 from crow.tools.disk import open_folder, replace_file
 from crow.tools.git import GitFiles
-from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, kind_of, opened, quick_fold
+from crow.tools.layers.states import kind_of
+from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, opened
 from crow.tools.trees import remove_tree
 
 _ROUNDS = 6
@@ -186,7 +187,7 @@ class _Undo:
         if not self._only_created and self._restore_moved_repositories(current):
             return True
         differences = sorted(self.differences(current) if only is None else only)
-        heads = [path for path in differences if quick_fold(os.path.basename(path)) == "head"]
+        heads = [path for path in differences if fold_name(os.path.basename(path)) == "head"]
         replaced: set[str] = set()
         for path in heads or differences:
             if not any(is_inside(path, done) for done in self._given_up | replaced):
