@@ -1,18 +1,19 @@
-"""Temporary directories that do not stay for ever if their process is killed.
+"""Directories that belong to a living process, and that the next process removes if it was killed.
 
-The process that made a directory holds the lock of a file in it until it ends. The next process that makes such a
-directory removes those whose lock nobody holds. A process id in the name would not do: a crow in a container may share
-/tmp, but not the ids.
+The process that made a directory holds the lock of a file in it until it ends. A process id in the name would not do: a
+crow in a container may share /tmp, but not the ids.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -23,10 +24,7 @@ if sys.platform != "win32":
     import fcntl
 
 Kind: TypeAlias = Literal["output", "probe", "server", "session"]
-_UNFINISHED = "crow-new-"
-"""The name of a directory whose lock is not held yet begins with this."""
 _UNFINISHED_S = 3_600
-"""A directory that has had such a name for so long was left over by a process that was killed while it made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +41,9 @@ class TemporaryDirectory:
         """Make a directory in `place`, by default among the system's temporary files. Remove those of the same kind
         whose process has died. :raises OSError: it cannot be made."""
         folder = Path(os.path.realpath(place or tempfile.gettempdir()))
-        _remove_left_over(folder, kind)
-        new = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-        try:
-            lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            _lock(lock)
-            # the directory gets the name that other processes search for only after the lock is held
-            return cls(new.rename(folder / f"crow-{kind}-{new.name.removeprefix(_UNFINISHED)}"), lock)
-        except OSError:
-            remove_tree(new)
-            raise
+        _remove_left_over(folder, f"crow-{kind}-")
+        path = folder / f"crow-{kind}-{secrets.token_hex(8)}"
+        return cls(path, make_owned(path))
 
     def remove(self) -> None:
         """Remove the directory with everything in it, as far as possible."""
@@ -61,8 +52,50 @@ class TemporaryDirectory:
         os.close(self.lock)
 
 
+def make_owned(directory: Path) -> int:
+    """Make a directory that only this user can access. Return its open lock file, which says that a living process owns
+    the directory. :raises OSError: it cannot be made."""
+    # other processes leave a directory with this name alone, so none removes it before the lock is held
+    new = directory.with_name(f"new-{directory.name}")
+    new.mkdir(mode=0o700)
+    try:
+        lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _lock(lock)
+        new.rename(directory)
+    except OSError:
+        remove_tree(new)
+        raise
+    return lock
+
+
+def is_unfinished(path: Path) -> bool:
+    """Return whether a process is making or removing a directory now. After an hour it is taken for the left-over of a
+    killed process."""
+    if not path.name.startswith(("new-", "gone-")):
+        return False
+    try:
+        return path.stat().st_mtime > time.time() - _UNFINISHED_S
+    except OSError:  # it has been renamed or removed
+        return True
+
+
+@contextmanager
+def ownerless(directory: Path) -> Iterator[bool]:
+    """Yield whether no living process owns a directory. If so, this process owns it until the block ends."""
+    try:
+        # a process may have removed this file, but not all of the rest
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _lock(lock)
+    finally:
+        os.close(lock)
+
+
 def _lock(handle: int) -> bool:
-    """Return whether this process has got the lock of an open file. False on file systems without locks."""
+    """Return whether this process has got the lock of an open file. False on systems and file systems without locks."""
     if sys.platform == "win32":
         return False
     try:
@@ -72,20 +105,14 @@ def _lock(handle: int) -> bool:
     return True
 
 
-def _remove_left_over(folder: Path, kind: Kind) -> None:
+def _remove_left_over(folder: Path, prefix: str) -> None:
     """Remove the user's directories whose process has died."""
     if sys.platform == "win32":
         return
-    for path in (*folder.glob(f"crow-{kind}-*"), *folder.glob(f"{_UNFINISHED}*")):
+    for path in (*folder.glob(f"{prefix}*"), *folder.glob(f"new-{prefix}*")):
         with suppress(OSError):
             status = path.lstat()
-            is_being_made = path.name.startswith(_UNFINISHED) and status.st_mtime > time.time() - _UNFINISHED_S
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or is_being_made:
-                continue
-            # a process may have removed this file, but not all of the rest
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                if _lock(lock):
-                    remove_tree(path)
-            finally:
-                os.close(lock)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not is_unfinished(path):
+                with ownerless(path) as is_free:
+                    if is_free:
+                        remove_tree(path)

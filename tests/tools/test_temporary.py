@@ -50,7 +50,7 @@ def test_directories_stay_while_their_process_lives_and_go_after_it_was_killed(t
 
 
 def test_only_the_users_own_left_over_directories_are_removed(tmp_path: Path) -> None:
-    old, young = tmp_path / "crow-new-old", tmp_path / "crow-new-young"
+    old, young = tmp_path / "new-crow-probe-old", tmp_path / "new-crow-probe-young"
     kept = [tmp_path / "elsewhere", young]
     for path in (old, *kept):
         path.mkdir()

@@ -18,16 +18,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crow.tools.layers.place import Layer, Overlay, Place, discard, make_upper, new_id
+from crow.tools.layers.place import Layer, Overlay, Place, discard, make_upper, new_id, opened_pair
 from crow.tools.layers.sets import directory_of, read_state, read_state_of, state_data
 from crow.tools.layers.states import (
-    MAX_DEPTH,
     MAX_ENTRIES,
     OPEN_DIRECTORY,
     State,
     TooLargeError,
     Walked,
     changeable,
+    check_depth,
     copy_file,
     has_xattr,
     is_whiteout,
@@ -184,19 +184,11 @@ class _Notes:
         self._entries = 0
 
     def walk_root(self, overlay: Overlay) -> None:
-        above = os.open(overlay.upper, OPEN_DIRECTORY)
-        try:
-            below = os.open(overlay.root, OPEN_DIRECTORY)
-            try:
-                self._walk(above, below, str(overlay.root), 0, os.fstat(below))
-            finally:
-                os.close(below)
-        finally:
-            os.close(above)
+        with opened_pair(overlay) as (above, below):
+            self._walk(above, below, str(overlay.root), 0, os.fstat(below))
 
     def _walk(self, above: int, below: int, folder: str, depth: int, own: os.stat_result) -> None:
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         self.metas[folder] = self._child.metas.get(folder) or meta_of(own, xattrs_of(below))
         with os.scandir(above) as entries:
             names = sorted(entry.name for entry in entries)
@@ -262,8 +254,7 @@ class _Notes:
 def _remove_whiteouts(folder: int, depth: int) -> None:
     """Remove the whiteouts in an open directory of a layer that lies over no directory of the workspace, for example
     because that was removed meanwhile. Commands would see the names of these whiteouts."""
-    if depth > MAX_DEPTH:
-        raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+    check_depth(depth)
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
     for name in names:

@@ -6,13 +6,12 @@ import os
 import stat
 from collections.abc import Callable
 
-from crow.tools.layers.place import Overlay
+from crow.tools.layers.place import Overlay, opened_pair
 from crow.tools.layers.states import (
-    MAX_DEPTH,
     MAX_ENTRIES,
-    OPEN_DIRECTORY,
     TooLargeError,
     changeable,
+    check_depth,
     has_xattr,
     is_whiteout,
     kind_of,
@@ -55,8 +54,7 @@ class Cleaner:
             plain_mode(place, status)
 
     def _clean_inside(self, path: str, name: str, above: int, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         with opened(name, above) as inner:
             times, base = os.fstat(inner), proc_path(inner)
             others, folders = [], []
@@ -91,8 +89,7 @@ def clean_layer(overlay: Overlay) -> list[str]:
     dropped: list[str] = []
 
     def walk(above: int, below: int | None, folder: str, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         with os.scandir(above) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -114,13 +111,6 @@ def clean_layer(overlay: Overlay) -> list[str]:
                 with changeable(above):
                     os.unlink(name, dir_fd=above)
 
-    above = os.open(overlay.upper, OPEN_DIRECTORY)
-    try:
-        below = os.open(overlay.root, OPEN_DIRECTORY)
-        try:
-            walk(above, below, str(overlay.root), 0)
-        finally:
-            os.close(below)
-    finally:
-        os.close(above)
+    with opened_pair(overlay) as (above, below):
+        walk(above, below, str(overlay.root), 0)
     return dropped

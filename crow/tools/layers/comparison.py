@@ -23,16 +23,15 @@ from dataclasses import dataclass, replace
 from crow.tools.layers.changes import Action, Change, Changes, LookRules, Operation
 from crow.tools.layers.cleaning import SET_ID, Cleaner, plain_mode
 from crow.tools.layers.conflicts import Conflicts, is_git_index
-from crow.tools.layers.place import Layer, Overlay
+from crow.tools.layers.place import Layer, Overlay, opened_pair
 from crow.tools.layers.states import (
     ABSENT,
-    MAX_DEPTH,
     MAX_ENTRIES,
-    OPEN_DIRECTORY,
     Fingerprint,
     State,
     TooLargeError,
     Walked,
+    check_depth,
     has_xattr,
     is_whiteout,
     kind_of,
@@ -124,23 +123,15 @@ class _Comparison:
 
     def run(self) -> None:
         """:raises TooLargeError: there are too many files, or they are nested too deeply."""
-        above = os.open(self._overlay.upper, OPEN_DIRECTORY)
-        try:
-            below = os.open(self._overlay.root, OPEN_DIRECTORY)
-            try:
-                self._directory(above, below, "", 0, is_ignored=False)
-                self._meta(above, below, "", os.fstat(above), os.fstat(below))
-            finally:
-                os.close(below)
-        finally:
-            os.close(above)
+        with opened_pair(self._overlay) as (above, below):
+            self._directory(above, below, "", 0, is_ignored=False)
+            self._meta(above, below, "", os.fstat(above), os.fstat(below))
         self._conflicts.finish(self._changes.operations)
         self._changes.conflicts += self._conflicts.paths
 
     def _directory(self, above: int, below: int, prefix: str, depth: int, *, is_ignored: bool) -> None:
         """Look at a directory of the layer that lies over one of the workspace. `prefix` is its path with a slash."""
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         with os.scandir(above) as entries:
             names = sorted(entry.name for entry in entries)
         for name in names:

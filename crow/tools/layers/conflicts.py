@@ -27,7 +27,12 @@ class Conflicts:
         self._layer = layer
         self._root = root
         self._around_kept = {str(folder) for kept in layer.kept for folder in Path(kept).parents}
-        """The directories in which crow kept something while commands ran."""
+        """The directories in which crow kept something while commands ran, and those around them."""
+        self._kept_in_ns: dict[str, int] = {}
+        """When crow last kept something directly in a directory, in ns since the epoch."""
+        for name, kept in layer.kept.items():
+            folder = os.path.dirname(name)
+            self._kept_in_ns[folder] = max(kept.moved_ns, self._kept_in_ns.get(folder, 0))
         self._late_indexes: list[str] = []
         """Git indexes that somebody else has changed."""
 
@@ -61,10 +66,8 @@ class Conflicts:
         """Return whether somebody else has created or removed files in an open directory of the workspace. Then a copy
         in the layer whose original is not there was not moved there by a command: its original is gone."""
         full = self.full(path)
-        own = [
-            kept.moved_ns for name, kept in self._layer.kept.items() if os.path.dirname(name) == os.path.dirname(full)
-        ]
-        return os.fstat(below).st_ctime_ns > max([self._layer.unchanged_since(full), *own])
+        own_ns = max(self._layer.unchanged_since(full), self._kept_in_ns.get(os.path.dirname(full), 0))
+        return os.fstat(below).st_ctime_ns > own_ns
 
     def note(self, path: str, *, is_ignored: bool) -> None:
         """Note that somebody else changed a path. What git ignores can be made again: there the workspace's file stays,
@@ -77,10 +80,11 @@ class Conflicts:
     def finish(self, operations: Sequence[Operation]) -> None:
         """Note git's indexes as conflicts if git has made some of the operations. If not, it has only looked at the
         files, and written their times to its index."""
-        for path in self._late_indexes:
-            folder = path.removesuffix("index")
-            if any(each.path.startswith(folder) for each in operations if not each.is_meta):
-                self.paths.append(self.full(path))
+        for index in self._late_indexes:
+            folder = index.removesuffix("index")
+            own = (each.path for each in operations if each.root == self._root and not each.is_meta)
+            if any(path.startswith(folder) for path in own):
+                self.paths.append(self.full(index))
 
 
 def is_git_index(path: str) -> bool:

@@ -166,6 +166,21 @@ async def test_a_workspace_that_was_removed_is_named_as_the_reason_why_nothing_i
     assert (found.problem, found.operations) == (f"{world.root}: No such file or directory", [])
 
 
+def test_changes_of_git_in_one_repository_are_no_conflict_in_another(tmp_path: Path) -> None:
+    """Git writes times into its index when it only looks at files."""
+    roots = [tmp_path / "one", tmp_path / "two"]
+    for root in roots:
+        (root / ".git").mkdir(parents=True)
+        (root / ".git" / "index").write_text("old")
+    layer = Place(tmp_path / "data").open(roots)
+    in_layer(layer, roots[0], f"echo > .git/HEAD; echo theirs > {roots[1]}/.git/index")
+    (roots[1] / ".git" / "index").write_text("mine")
+    assert look(layer).conflicts == []
+    in_layer(layer, roots[0], f"echo > {roots[1]}/.git/HEAD")
+    assert look(layer).conflicts == [f"{roots[1]}/.git/index"]
+    layer.drop()
+
+
 def test_a_directory_that_its_owner_may_not_read_is_kept_and_undone() -> None:
     def work(directory: Path) -> list[object]:
         world = World(directory)
