@@ -23,6 +23,8 @@ _GIT_FOLDERS = frozenset({".git", "git~1"})
 _GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
 """Names in a repository's own directory that make git run programs, or read settings elsewhere."""
 _GIT_DATA = frozenset({"objects", "refs", "logs"})
+_INNER = frozenset({"modules", "worktrees"})
+"""Folders in a repository's own directory with the directories of submodules and linked worktrees."""
 _SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
 _FILE_BYTES = 1_000_000
 _MAX_RECURSION = 100
@@ -35,9 +37,9 @@ def rules_for(
     """Return what the user's settings say about the files in a layer. `never` are prefixes of crow's own paths in lower
     case. `programs` are the directories from which crow runs."""
     roots = [str(overlay.root) for overlay in layer.overlays]
-    around = protected.git.named_around(f"{roots[0]}/x", protected.roots)
-    named = (other for other in around if not contains_any(other, protected.roots))
-    prefixes = tuple(f"{place.rstrip(os.sep)}/".casefold() for place in named if fold_name(Path(place).name) != ".git")
+    named = protected.git.named(protected.git.around(f"{roots[0]}/x", protected.roots))
+    run_by_git = (place for place in named if not contains_any(place, protected.roots))
+    prefixes = tuple(f"{place.rstrip(os.sep)}/".casefold() for place in run_by_git)
 
     trees = tuple(f"{tree}{os.sep}" for tree in programs)
     secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
@@ -87,6 +89,15 @@ def _is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
     if not parts:
         return True  # a file or a link that stands for the directory
     end = next((number for number, part in enumerate(parts) if part in _GIT_DATA), len(parts))
+    if parts[0] in _INNER:
+        # The repository in it may have any name, such as `objects`. A command can make a file `HEAD` in any folder on
+        # the way, so a path is protected if it would be for one of these folders.
+        names = Path(path).parts
+        before = len(names) - len(parts)
+        tops = [at for at in range(2, len(parts)) if layer.locate(Path(*names[: before + at], "HEAD")) is not None]
+        if any(_is_git_protected(parts[at:], path, layer) for at in tops):
+            return True
+        end = 1 if tops else len(parts)
     inner = parts[:end]
     if not _GIT_PROTECTED.isdisjoint(inner):
         return True

@@ -210,6 +210,49 @@ def test_files_in_very_deep_folders_are_looked_at(world: World) -> None:
     discard(world.root / "b")
 
 
+def test_a_commit_in_a_submodule_or_a_linked_worktree_is_not_protected(tmp_path: Path) -> None:
+    git = "git -c user.name=a -c user.email=a@example.org -c protocol.file.allow=always"
+    for folder in ("source", "main"):
+        (tmp_path / folder).mkdir()
+    line = f"{git} init -q && {git} commit -qm 1 --allow-empty"
+    for folder, more in (("source", ""), ("main", f" && {git} submodule -q add ../source inner")):
+        subprocess.run(["sh", "-c", line + more], cwd=tmp_path / folder, check=True)
+    subprocess.run(["sh", "-c", f"{git} worktree add -q ../tree"], cwd=tmp_path / "main", check=True)
+    for root, others, folder in (("main", [], "inner"), ("tree", ["main/.git"], ".")):
+        roots = [tmp_path / each for each in (root, *others)]
+        layer = Place(tmp_path / "data").open(roots)
+        in_layer(layer, roots[0] / folder, f"{git} commit -qm 2 --allow-empty")
+        protected = ProtectedPaths(roots=tuple(map(str, roots)))
+        changes = look(layer, rules_for(layer, protected, ProtectedNames(), (), ()))
+        assert any("/refs/heads/" in each.path for each in changes.listed)
+        assert changes.protected == []
+        layer.drop()
+
+
+def test_the_names_of_submodules_and_worktrees_hide_nothing_that_git_would_run(world: World) -> None:
+    git = world.root / ".git"
+    for folder in ("modules/Plain", "modules/objects", "modules/group/refs", "modules/outer/modules/logs"):
+        (git / folder).mkdir(parents=True)
+        (git / folder / "HEAD").touch()
+    (git / "modules" / "outer" / "HEAD").touch()
+    (git / "worktrees" / "objects").mkdir(parents=True)
+    (git / "worktrees" / "objects" / "HEAD").touch()
+    (world.layer.overlays[0].upper / ".git" / "modules" / "group").mkdir(parents=True)
+    (world.layer.overlays[0].upper / ".git" / "modules" / "group" / "HEAD").touch()  # a command's own
+    protected = ProtectedPaths(roots=(str(world.root),))
+    is_protected = rules_for(world.layer, protected, ProtectedNames(), (), ()).is_protected
+    hooks = [
+        *("hooks/post-checkout", "modules/Plain/hooks/a", "modules/objects/hooks/a", "modules/group/refs/hooks/a"),
+        *("modules/outer/modules/logs/config", "worktrees/objects/commondir", "modules/new/objects/hooks/a"),
+    ]
+    data = [
+        *("refs/heads/hooks", "modules/Plain/refs/heads/hooks", "modules/Plain/logs/refs/remotes/origin/a"),
+        *("modules/objects/objects/ab/cd", "modules/Plain/HEAD", "modules/outer/modules/logs/refs/heads/config"),
+        *("worktrees/objects/logs/HEAD", "worktrees/objects/index"),
+    ]
+    assert [name for name in (*hooks, *data) if is_protected(str(git / name))] == hooks
+
+
 def test_what_somebody_else_removed_since_it_was_kept_stays_removed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
