@@ -29,6 +29,7 @@ from crow.tools.layers.states import (
     changeable,
     check_depth,
     copy_file,
+    folders_around,
     has_xattr,
     is_whiteout,
     meta_of,
@@ -181,6 +182,7 @@ class _Notes:
         self.metas: dict[str, State] = {}
         self._child = child
         self._since_ns = since_ns
+        self._around_bases = folders_around(child.bases)
         self._entries = 0
 
     def walk_root(self, overlay: Overlay) -> None:
@@ -235,7 +237,8 @@ class _Notes:
     def _has_changed_inside(self, path: str, below: int) -> bool:
         """Return whether the subagent has removed a directory in which it had changed files before, and in which the
         workspace's files have changed since. It never saw these versions, so it did not mean to remove them."""
-        for other, base in self._child.bases.items():
+        bases = self._child.bases.items() if path in self._around_bases else ()
+        for other, base in bases:
             if other.startswith(f"{path}/"):
                 inner = other[len(path) - len(os.path.basename(path)) :]
                 with suppress(OSError):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from crow.tools.layers.changes import Operation
 from crow.tools.layers.place import Layer
-from crow.tools.layers.states import Walked
+from crow.tools.layers.states import Walked, folders_around
 
 
 class Conflicts:
@@ -26,7 +25,7 @@ class Conflicts:
         """The conflicts that were found, as absolute paths."""
         self._layer = layer
         self._root = root
-        self._around_kept = {str(folder) for kept in layer.kept for folder in Path(kept).parents}
+        self._around_kept = folders_around(layer.kept)
         """The directories in which crow kept something while commands ran, and those around them."""
         self._kept_in_ns: dict[str, int] = {}
         """When crow last kept something directly in a directory, in ns since the epoch."""

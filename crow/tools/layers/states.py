@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -439,6 +439,17 @@ def _copy_data(reader: int, writer: int, size: int) -> None:
             if not moved:
                 return
             position += moved
+
+
+def folders_around(paths: Iterable[str]) -> set[str]:
+    """Return all directories around absolute paths."""
+    found: set[str] = set()
+    for path in paths:
+        folder = os.path.dirname(path)
+        while folder not in found:
+            found.add(folder)
+            folder = os.path.dirname(folder)
+    return found
 
 
 def read_file(path: str | Path, limit: int) -> bytes | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import stat
+import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -94,6 +97,25 @@ def test_a_file_that_both_sides_removed_is_forgotten_in_a_directory_that_a_comma
         return [sorted(path.relative_to(upper).as_posix() for path in upper.rglob("*"))]
 
     assert as_nobody(work) == [["d", "d/e"]]
+
+
+def test_many_new_files_beside_many_earlier_ones_are_noted_in_linear_time(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    upper, compared = child.layer.overlays[0].upper, 0
+
+    def count(_frame: FrameType, event: str, function: Any) -> None:
+        nonlocal compared
+        compared += event == "c_call" and function.__name__ == "startswith"
+
+    for step in range(2):
+        for number in range(100):
+            (upper / f"{step}-{number}").touch()
+        sys.setprofile(count)
+        child.note()
+        sys.setprofile(None)
+    child.close()
+    assert len(child.bases) == 200
+    assert compared < 5_000
 
 
 def test_pipes_in_a_directory_that_a_command_closed_are_dropped() -> None:
