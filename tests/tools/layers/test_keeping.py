@@ -253,6 +253,24 @@ def test_the_names_of_submodules_and_worktrees_hide_nothing_that_git_would_run(w
     assert [name for name in (*hooks, *data) if is_protected(str(git / name))] == hooks
 
 
+def test_many_new_files_beside_many_kept_ones_are_found_in_linear_time(world: World) -> None:
+    upper, calls = world.layer.overlays[0].upper, 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "dirname"
+
+    for step in range(2):
+        for number in range(100):
+            (upper / f"{step}-{number}").touch()
+        sys.setprofile(count)
+        changes = look(world.layer, is_live=True)
+        sys.setprofile(None)
+        apply(prepare(world.place, world.layer, changes), world.layer)
+    assert len(world.layer.kept) == 200
+    assert calls < 5_000
+
+
 def test_what_somebody_else_removed_since_it_was_kept_stays_removed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
