@@ -454,7 +454,7 @@ def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[st
 
     :raises ArgumentError: `directory` is not in a repository.
     """
-    from crow.tools.sandbox.policy import linked_repository  # takes 20 ms, and only --repo needs it
+    from crow.tools.sandbox.repositories import linked_repository  # takes 20 ms, and only --repo needs it
 
     found: dict[Path, Path | None] = {}
 

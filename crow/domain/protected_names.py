@@ -246,6 +246,8 @@ def _part_pattern(part: str) -> re.Pattern[str]:
 def fold_name(name: str) -> str:
     """Return the name in lower case, without characters that some file systems ignore: dots and spaces at the end,
     invisible characters, and anything after a colon."""
+    if name.isascii() and ":" not in name and not name.endswith((" ", ".")):  # takes a tenth of the time
+        return name.lower()
     visible = "".join(char for char in normalize("NFKC", name) if category(char) != "Cf")
     return visible.partition(":")[0].rstrip(" .").casefold()
 

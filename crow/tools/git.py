@@ -100,13 +100,18 @@ class GitFiles:
 
     def named_around(self, path: str, roots: Sequence[str]) -> frozenset[str]:
         """Return the files and folders that git would run or read as settings (see `named`), and git's own folders, for
-        these repositories: those around `path`, those around the roots, and those in the folders of the roots."""
+        the repositories of `around`."""
+        found = self.around(path, roots)
+        own = {folder for one in found for folder in (one.directory, one.common) if not contains_any(folder, roots)}
+        return self.named(found) | own
+
+    def around(self, path: str, roots: Sequence[str]) -> list[Repository]:
+        """Return the repositories around `path`, those around the roots, and those in the folders of the roots."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
             found += [] if contains_any(root, [path]) else repositories_above(root)
             found += self._repositories_below(root)
-        own = {folder for one in found for folder in (one.directory, one.common) if not contains_any(folder, roots)}
-        return self.named(found) | own
+        return found
 
     def named(self, repositories: Iterable[Repository]) -> frozenset[str]:
         """Return the files and folders that git would run, or would read as settings, in these repositories. The paths

@@ -25,6 +25,7 @@ from crow import programs
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.tools import CommandAccess, Ports, jobs
 from crow.tools import workspace as workspace_on_disk
+from crow.tools.layers import Layer
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
@@ -768,21 +769,47 @@ async def test_root_is_told_that_the_workspace_of_another_user_stays_unchanged(
     )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs layers")
+def test_commands_that_begin_while_a_place_for_layers_is_searched_get_layers_too(root: Path, tmp_path: Path) -> None:
+    """Layers do not work in crow's data directory here, so crow tries the directory for temporary files, too."""
+    opened: list[Layer | None] = []
+
+    class Confiner(KernelConfiner):
+        def _layer_works(self, *arguments: Any) -> bool:
+            if arguments[-1].scratch is None:
+                return False
+            others.start()
+            others.join(0.1)
+            return True
+
+        def open(self) -> None:
+            opened.append(self._open_layer(Bubblewrap(program="bwrap", name="bubblewrap")))
+
+    confiner = Confiner([root], SandboxOptions(layers=tmp_path / "layers"))
+    others = threading.Thread(target=confiner.open)
+    confiner.open()
+    others.join()
+    assert all(opened)
+    for layer in filter(None, opened):
+        layer.drop()
+    asyncio.run(confiner.close())
+
+
 def test_private_directories_are_removed_at_the_end_and_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     first = confiner.Private.create(None, [tmp_path])
     second = confiner.Private.create(None, [tmp_path])
-    assert first.root.exists()  # it is still used
-    os.close(second.lock)  # its process has died
-    (second.root / "temporary" / "locked").mkdir(mode=0o000)
-    nest(second.root / "temporary")
+    assert first.own.path.exists()  # it is still used
+    os.close(second.own.lock)  # its process has died
+    (second.own.path / "temporary" / "locked").mkdir(mode=0o000)
+    nest(second.own.path / "temporary")
     third = confiner.Private.create(None, [tmp_path])
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.root.name, third.root.name])
-    first.remove()
-    nest(third.root / "temporary")
-    third.remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.own.path.name, third.own.path.name])
+    first.own.remove()
+    nest(third.own.path / "temporary")
+    third.own.remove()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -823,5 +850,5 @@ def test_the_rest_of_a_directory_that_a_session_could_not_remove_is_removed_by_t
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "crow-session-old" / "layers").mkdir(parents=True)
-    confiner.Private.create(None, [tmp_path]).remove()
+    confiner.Private.create(None, [tmp_path]).own.remove()
     assert list(tmp_path.iterdir()) == []

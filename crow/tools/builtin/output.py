@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import tempfile
 from itertools import groupby
 from pathlib import Path
 
 import anyio.to_thread
+
+from crow.tools.temporary import TemporaryDirectory
 
 MAX_CHARS = 8_000
 """The model sees at most this many characters of an output, about 2,000 tokens."""
@@ -18,7 +17,6 @@ _MIN_PASSED = 8
 """At least this many lines in a row that only report passed tests are left out, but for the first."""
 _MAX_FILES = 20
 """The output of older commands is forgotten."""
-_PREFIX = "crow-output-"
 
 # A string without an end is taken to end with its line, so that it does not hide the output after it.
 _ESCAPES = re.compile(
@@ -89,7 +87,7 @@ class OutputFiles:
     """The files with whole outputs of a session's commands. `remove` must be called at the end of the session."""
 
     def __init__(self) -> None:
-        self._directory: Path | None = None
+        self._directory: TemporaryDirectory | None = None
         self._count = 0
 
     async def shown(self, output: str) -> str:
@@ -107,40 +105,24 @@ class OutputFiles:
 
     def contains(self, path: Path) -> bool:
         """Return whether `path`, with links resolved, is one of these files."""
-        return self._directory is not None and path.parent == self._directory
+        return self._directory is not None and path.parent == self._directory.path
 
     def remove(self) -> None:
         """Delete all files."""
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
             self._directory = None
 
     def _keep(self, output: str) -> Path | None:
         """Write a file. Return None if that is not possible, for example because the disk is full."""
         try:
             if self._directory is None:
-                temporary = Path(os.path.realpath(tempfile.gettempdir()))
-                _remove_left_over(temporary)
-                self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=temporary))
+                self._directory = TemporaryDirectory.create("output")
             self._count += 1
-            path = self._directory / f"{self._count}.txt"
+            path = self._directory.path / f"{self._count}.txt"
             path.touch(0o600)
             path.write_text(output, "utf-8", errors="replace")
-            (self._directory / f"{self._count - _MAX_FILES}.txt").unlink(missing_ok=True)
+            (self._directory.path / f"{self._count - _MAX_FILES}.txt").unlink(missing_ok=True)
         except OSError:
             return None
         return path
-
-
-def _remove_left_over(temporary: Path) -> None:
-    """Delete the files of processes that were killed."""
-    for path in temporary.glob(f"{_PREFIX}*-*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
-        try:
-            if not pid.isdecimal() or path.is_symlink() or path.stat().st_uid != os.getuid():
-                continue
-            os.kill(int(pid), 0)
-        except (ProcessLookupError, OverflowError):
-            shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            continue

@@ -20,8 +20,9 @@ This is what other parts of crow need:
 All calls block. A change set belongs to this machine. The log only knows its id.
 """
 
-from crow.tools.layers.changes import Change, Changes, LookRules, look
+from crow.tools.layers.changes import Change, Changes, LookRules
 from crow.tools.layers.children import ChildLayer, LayerBusy, RootsChanged
+from crow.tools.layers.comparison import look
 from crow.tools.layers.keep import Recovered, apply, invert, prepare, recover
 from crow.tools.layers.merge import Merge
 from crow.tools.layers.moves import Conflict

@@ -18,16 +18,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crow.tools.layers.place import Layer, Overlay, Place, discard, make_upper, new_id
+from crow.tools.layers.place import Layer, Overlay, Place, discard, make_upper, new_id, opened_pair
 from crow.tools.layers.sets import directory_of, read_state, read_state_of, state_data
 from crow.tools.layers.states import (
-    MAX_DEPTH,
     MAX_ENTRIES,
     OPEN_DIRECTORY,
     State,
     TooLargeError,
     Walked,
+    changeable,
+    check_depth,
     copy_file,
+    folders_around,
     has_xattr,
     is_whiteout,
     meta_of,
@@ -180,22 +182,15 @@ class _Notes:
         self.metas: dict[str, State] = {}
         self._child = child
         self._since_ns = since_ns
+        self._around_bases = folders_around(child.bases)
         self._entries = 0
 
     def walk_root(self, overlay: Overlay) -> None:
-        above = os.open(overlay.upper, OPEN_DIRECTORY)
-        try:
-            below = os.open(overlay.root, OPEN_DIRECTORY)
-            try:
-                self._walk(above, below, str(overlay.root), 0, os.fstat(below))
-            finally:
-                os.close(below)
-        finally:
-            os.close(above)
+        with opened_pair(overlay) as (above, below):
+            self._walk(above, below, str(overlay.root), 0, os.fstat(below))
 
     def _walk(self, above: int, below: int, folder: str, depth: int, own: os.stat_result) -> None:
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         self.metas[folder] = self._child.metas.get(folder) or meta_of(own, xattrs_of(below))
         with os.scandir(above) as entries:
             names = sorted(entry.name for entry in entries)
@@ -206,7 +201,8 @@ class _Notes:
             status, before = os.lstat(name, dir_fd=above), status_of(name, below)
             path = f"{folder.rstrip(os.sep)}/{name}"
             if is_whiteout(status) and before is None:
-                os.unlink(name, dir_fd=above)  # the file is gone in the workspace, too
+                with changeable(above):
+                    os.unlink(name, dir_fd=above)  # the file is gone in the workspace, too
                 continue
             if before is not None and stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(before.st_mode):
                 with opened(name, above) as inner:
@@ -241,7 +237,8 @@ class _Notes:
     def _has_changed_inside(self, path: str, below: int) -> bool:
         """Return whether the subagent has removed a directory in which it had changed files before, and in which the
         workspace's files have changed since. It never saw these versions, so it did not mean to remove them."""
-        for other, base in self._child.bases.items():
+        bases = self._child.bases.items() if path in self._around_bases else ()
+        for other, base in bases:
             if other.startswith(f"{path}/"):
                 inner = other[len(path) - len(os.path.basename(path)) :]
                 with suppress(OSError):
@@ -260,14 +257,14 @@ class _Notes:
 def _remove_whiteouts(folder: int, depth: int) -> None:
     """Remove the whiteouts in an open directory of a layer that lies over no directory of the workspace, for example
     because that was removed meanwhile. Commands would see the names of these whiteouts."""
-    if depth > MAX_DEPTH:
-        raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+    check_depth(depth)
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
     for name in names:
         status = os.lstat(name, dir_fd=folder)
         if is_whiteout(status):
-            os.unlink(name, dir_fd=folder)
+            with changeable(folder):
+                os.unlink(name, dir_fd=folder)
         elif stat.S_ISDIR(status.st_mode):
             with opened(name, folder) as inner:
                 _remove_whiteouts(inner, depth + 1)

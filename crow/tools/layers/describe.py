@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from crow.domain.entries import Diff
 from crow.domain.text import plural, safe
 from crow.tools.layers.changes import Change, Changes
+from crow.tools.layers.states import read_file
 
 _MAX_NAMES = 12
 _MAX_SINGLE = 3
@@ -80,9 +81,10 @@ def diffs_of(changes: Changes) -> tuple[Diff, ...]:
 
 def _text_at(path: str) -> str | None:
     """Return the text of a file; None if it is not a short text file."""
+    data = read_file(path, _DIFF_BYTES)
+    if data is None or b"\0" in data:
+        return None
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            data = file.read(_DIFF_BYTES + 1)
-            return None if len(data) > _DIFF_BYTES or b"\0" in data else data.decode()
-    except (OSError, UnicodeDecodeError):
+        return data.decode()
+    except UnicodeDecodeError:
         return None

@@ -1,8 +1,9 @@
 """Finds out which files git ignores, without starting git.
 
-Git in a hostile repository may run programs, and would read the files of a layer. So crow reads the ignore files of the
-workspace itself: `.gitignore` in each directory, and `.git/info/exclude`. The user's global ignore file is not read.
-Whether git tracks a file that its rules ignore is not known, so such a file counts as ignored.
+Git in a hostile repository may run programs, and would read the files of a layer. So crow reads the ignore files
+itself: `.gitignore` in each directory of a repository, and `info/exclude` in the repository's own directory. The user's
+global ignore file is not read. Whether git tracks a file that its rules ignore is not known, so such a file counts as
+ignored.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-_MAX_BYTES = 256 * 1024
+from crow.tools.git import find_repository
+from crow.tools.layers.states import read_file
+
+_MAX_BYTES = 1_000_000
+"""A longer ignore file is not read."""
 _MAX_PATTERNS = 2_000
 _MAX_PATTERN_CHARS = 500
 _MAX_ANY_DIRECTORIES = 3
-_IGNORE_FILE = ".gitignore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,74 +34,129 @@ class Pattern:
     only_directories: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """The rules for the names in one directory."""
+
+    sources: tuple[tuple[str, tuple[Pattern, ...]], ...] = ()
+    """The patterns of each ignore file that counts here, with the directory to which they are relative. Those that
+    decide over others come first. Empty outside of a repository, and in an ignored directory."""
+    is_ignored: bool = False
+    """Git ignores the directory, and so everything in it."""
+
+    def ignores(self, path: str, is_directory: bool) -> bool:
+        """Return whether the last pattern that matches an absolute path in this directory ignores it."""
+        for base, patterns in self.sources:
+            relative = path[len(base.rstrip(os.sep)) + 1 :]
+            for pattern in reversed(patterns):
+                if (is_directory or not pattern.only_directories) and pattern.expression.fullmatch(relative):
+                    return not pattern.is_negated
+        return self.is_ignored
+
+
+_NO_RULES = _Folder()
+
+
 @dataclass(slots=True)
 class IgnoreRules:
-    """What git ignores in the repositories of a workspace. Each ignore file is read once, so these rules are made anew
-    for each command or look. They never read the files of a layer."""
+    """What git ignores in a workspace: in the repository around each root, and in the repositories inside. Each ignore
+    file is read once, so these rules are made anew for each command or look. They never read the files of a layer."""
 
     roots: Sequence[str]
-    _patterns: dict[str, tuple[Pattern, ...]] = field(default_factory=dict)
-    _known: dict[str, bool] = field(default_factory=dict)
-    _repositories: dict[str, bool] = field(default_factory=dict)
-    """Which of the roots are repositories."""
+    _folders: dict[str, _Folder] = field(default_factory=dict)
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """Return whether git ignores an absolute path. Git's own directory and what it tracks by default are not
         ignored."""
-        root = next((root for root in self.roots if path.startswith(f"{root}/")), None)
-        if root is None:
+        root = next((root for root in self.roots if path.startswith(f"{root.rstrip(os.sep)}/")), None)
+        if root is None or "/.git/" in f"{path[len(root.rstrip(os.sep)) :]}/":
             return False
-        if root not in self._repositories:
-            self._repositories[root] = os.path.lexists(f"{root}/.git")
-        if not self._repositories[root]:
-            return False
-        parts = path[len(root) + 1 :].split("/")
-        if ".git" in parts:
-            return False
-        folder = root
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            full = f"{folder}/{part}"
-            if not is_last and full in self._known:
-                found = self._known[full]
-            else:
-                found = self._matches(root, folder, full, is_directory or not is_last)
-                if not is_last or is_directory:
-                    self._known[full] = found
-            if found:
-                return True
-            folder = full
+        return self._folder(os.path.dirname(path), root).ignores(path, is_directory)
+
+    def _folder(self, path: str, root: str) -> _Folder:
+        """Return the rules in a directory of a root."""
+        unread = []
+        while path not in self._folders and path != root:
+            unread.append(path)
+            path = os.path.dirname(path)
+        folder = self._folders.get(path)
+        if folder is None:
+            folder = self._folders[path] = _rules_of_root(root)
+        for path in reversed(unread):
+            folder = self._folders[path] = _entered(folder, path)
+        return folder
+
+
+def _rules_of_root(root: str) -> _Folder:
+    """Return the rules in a root. If the repository around a root ignores the root itself, the root is no part of it,
+    as with a repository of the home directory that ignores everything else there: then it has no rules."""
+    top, inner = root, list[str]()
+    while not (exclude := _exclude_file(top)):
+        if _is_end_of_search(top):
+            return _NO_RULES
+        inner.append(top)
+        top = os.path.dirname(top)
+    if top != root and not _is_trusted(top, root):
+        return _NO_RULES
+    folder = _top_of_repository(top, exclude)
+    for path in reversed(inner):
+        folder = _entered(folder, path)
+    return _NO_RULES if folder.is_ignored else folder
+
+
+def _is_end_of_search(folder: str) -> bool:
+    """Return whether git would not search above a folder for a repository: it stays on one file system."""
+    above = os.path.dirname(folder)
+    try:
+        return above == folder or os.stat(folder).st_dev != os.stat(above).st_dev
+    except OSError:
+        return True
+
+
+def _is_trusted(top: str, root: str) -> bool:
+    """Return whether the repository around a root may hide changes: it belongs to the user, or to the owner of the
+    root. In a directory where every user can write, such as /tmp, anybody can make a repository."""
+    try:
+        owners = {os.geteuid(), os.stat(root).st_uid}
+        return {os.stat(top).st_uid, os.lstat(os.path.join(top, ".git")).st_uid} <= owners
+    except OSError:
         return False
 
-    def _matches(self, root: str, folder: str, path: str, is_directory: bool) -> bool:
-        """Return whether the last pattern that matches a path ignores it. Patterns of inner directories decide over
-        those of outer ones."""
-        while True:
-            for pattern in reversed(self._patterns_in(folder, is_root=folder == root)):
-                if pattern.only_directories and not is_directory:
-                    continue
-                if pattern.expression.fullmatch(path[len(folder) + 1 :]):
-                    return not pattern.is_negated
-            if folder == root:
-                return False
-            folder = os.path.dirname(folder)
 
-    def _patterns_in(self, folder: str, *, is_root: bool) -> tuple[Pattern, ...]:
-        if folder not in self._patterns:
-            texts = [_read_ignore_file(f"{folder}/.git/info/exclude")] if is_root else []
-            texts.append(_read_ignore_file(f"{folder}/{_IGNORE_FILE}"))
-            self._patterns[folder] = _parse_patterns("\n".join(texts))
-        return self._patterns[folder]
+def _top_of_repository(path: str, exclude: str) -> _Folder:
+    own = _patterns_in(os.path.join(path, ".gitignore"))
+    return _Folder(((path, own), (path, _patterns_in(exclude))))
 
 
-def _read_ignore_file(path: str) -> str:
-    """Return the text of an ignore file; empty if it is not a plain file that can be read."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            return file.read(_MAX_BYTES).decode(errors="surrogateescape")
-    except OSError:
+def _entered(around: _Folder, path: str) -> _Folder:
+    """Return the rules in a directory, from those in the directory around it. A repository has rules of its own."""
+    if around.ignores(path, is_directory=True):
+        return _Folder(is_ignored=True)
+    exclude = _exclude_file(path)
+    if exclude:
+        return _top_of_repository(path, exclude)
+    if not around.sources:
+        return _NO_RULES
+    return _Folder(((path, _patterns_in(os.path.join(path, ".gitignore"))), *around.sources))
+
+
+def _exclude_file(folder: str) -> str:
+    """Return the path of `info/exclude` of the repository with this folder at its top; empty if there is none. The
+    repository's own directory is `.git`, or the one that a file `.git` names. Like git, do not take a directory without
+    `HEAD` and `objects` for a repository."""
+    if not os.path.lexists(os.path.join(folder, ".git")):
         return ""
+    found = find_repository(folder)
+    if found is None or not os.path.lexists(os.path.join(found.directory, "HEAD")):
+        return ""
+    return os.path.join(found.common, "info/exclude") if os.path.isdir(os.path.join(found.common, "objects")) else ""
+
+
+def _patterns_in(file: str) -> tuple[Pattern, ...]:
+    """Return the patterns in an ignore file; empty if it is not a plain file that can be read. Like git, follow no link
+    to a `.gitignore`."""
+    text = read_file(file, _MAX_BYTES)
+    return _parse_patterns("" if text is None else text.decode(errors="surrogateescape"))
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from crow.tools.layers.changes import Changes, Operation
 from crow.tools.layers.moves import Conflict, Movers, Parents, image_path, move, move_back
-from crow.tools.layers.place import Kept, Layer, Place, discard, is_unfinished, ownerless
+from crow.tools.layers.place import Kept, Layer, Place, discard
 from crow.tools.layers.sets import (
     ChangeSet,
     directory_of,
@@ -52,6 +52,7 @@ from crow.tools.layers.states import (
     status_of,
     sync_file_system,
 )
+from crow.tools.temporary import is_unfinished, ownerless
 
 _KEPT_S = 7 * 86_400
 _NOTED_S = 365 * 86_400
@@ -418,9 +419,8 @@ def recover(place: Place) -> tuple[Recovered, ...]:
 
 def _listed(folder: Path) -> list[Path]:
     """Return the directories in a folder, oldest first, without those that a process is making or removing now."""
-    now = time.time()
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir() and not is_unfinished(path, now))
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not is_unfinished(path))
     except OSError:
         return []
 

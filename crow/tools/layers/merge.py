@@ -8,29 +8,24 @@ Anything else is a conflict: the workspace's version stays, and the conflict is 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crow.domain.merge import merged_text
-from crow.tools.layers.changes import Change, Changes, LookRules, Operation, look
+from crow.tools.layers.changes import Change, Changes, LookRules, Operation
 from crow.tools.layers.children import BASE_BYTES, UNKNOWN, ChildLayer
+from crow.tools.layers.cleaning import clean_layer
+from crow.tools.layers.comparison import look
 from crow.tools.layers.keep import prepare
 from crow.tools.layers.moves import Conflict
-from crow.tools.layers.place import Overlay, Place, discard
+from crow.tools.layers.place import Place, discard
 from crow.tools.layers.sets import ChangeSet, directory_of, remove_bases
 from crow.tools.layers.states import (
-    MAX_DEPTH,
-    OPEN_DIRECTORY,
     TooLargeError,
-    has_xattr,
-    is_whiteout,
-    kind_of,
-    opened,
+    read_file,
     state_of,
-    status_of,
 )
 
 
@@ -49,7 +44,7 @@ class Merge:
 def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bool = True) -> Merge:
     """Return what can be kept of a layer now. No command may run in it. This call blocks."""
     try:
-        dropped = [path for overlay in child.layer.overlays for path in clean(overlay)]
+        dropped = [path for overlay in child.layer.overlays for path in clean_layer(overlay)]
         child.note()
     except TooLargeError as error:
         return Merge(changes=Changes(problem=str(error)))
@@ -91,7 +86,7 @@ def _decide(child: ChildLayer, operation: Operation, folder: Path, *, merges_tex
     before = child.base_text(operation.name)
     if operation.before.kind != "file" or operation.after.kind != "file" or before is None:
         return "conflict"
-    own, theirs = _short_content(Path(operation.source)), _short_content(Path(operation.name))
+    own, theirs = read_file(operation.source, BASE_BYTES), read_file(operation.name, BASE_BYTES)
     if own is None or theirs is None:
         return "conflict"
     if own == before and operation.after.mode == known.mode:
@@ -112,8 +107,8 @@ def _is_same(operation: Operation) -> bool:
         return now.target == made.target
     if made.kind != "file" or now.size != made.size:
         return False
-    own = _short_content(Path(operation.source))
-    return own is not None and own == _short_content(Path(operation.name))
+    own = read_file(operation.source, BASE_BYTES)
+    return own is not None and own == read_file(operation.name, BASE_BYTES)
 
 
 def _merged_mode(base: int, theirs: int, own: int) -> int | None:
@@ -133,18 +128,6 @@ def _write_merged(child: ChildLayer, operation: Operation, folder: Path, content
     with directory_of(place) as parent:
         after = state_of(place.name, parent)
     return replace(operation, source=str(place), after=after, inode=place.lstat().st_ino)
-
-
-def _short_content(path: Path) -> bytes | None:
-    """Return the content of a regular file that is not too long; otherwise None."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            content = file.read(BASE_BYTES + 1)
-    except OSError:
-        return None
-    return content if len(content) <= BASE_BYTES else None
 
 
 def _with_own_meta(child: ChildLayer, operation: Operation) -> Operation:
@@ -174,53 +157,6 @@ def _listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[C
             continue
         is_file = path == change.path and not operation.is_meta and operation.after.kind == "file"
         yield replace(change, source=operation.source) if is_file else change
-
-
-def clean(overlay: Overlay) -> list[str]:
-    """Remove from a layer what is never kept: sockets, devices, named pipes, and the set-user-id and set-group-id bits
-    of files. Return the removed files' absolute paths in the workspace.
-
-    :raises TooLargeError: directories are nested too deeply.
-    """
-    dropped: list[str] = []
-
-    def walk(above: int, below: int | None, folder: str, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
-        with os.scandir(above) as entries:
-            names = [entry.name for entry in entries]
-        for name in names:
-            status = os.lstat(name, dir_fd=above)
-            path, kind = f"{folder}/{name}", kind_of(status.st_mode)
-            if kind == "directory":
-                before = status_of(name, below)
-                with opened(name, above) as inner:
-                    if before is None or not stat.S_ISDIR(before.st_mode) or has_xattr(inner, "opaque"):
-                        walk(inner, None, path, depth + 1)
-                    else:
-                        with opened(name, below if below is not None else above) as lower:
-                            walk(inner, lower, path, depth + 1)
-            elif kind == "file" and status.st_mode & 0o6000:
-                handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-                try:
-                    os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) & 0o1777)
-                finally:
-                    os.close(handle)
-            elif kind == "other" and (below is None or not is_whiteout(status)):
-                if not is_whiteout(status):
-                    dropped.append(path)
-                os.unlink(name, dir_fd=above)
-
-    above = os.open(overlay.upper, OPEN_DIRECTORY)
-    try:
-        below = os.open(overlay.root, OPEN_DIRECTORY)
-        try:
-            walk(above, below, str(overlay.root), 0)
-        finally:
-            os.close(below)
-    finally:
-        os.close(above)
-    return dropped
 
 
 def prepare_merge(place: Place, child: ChildLayer, merge: Merge, about: dict[str, str]) -> ChangeSet:

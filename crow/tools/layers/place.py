@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crow.tools.layers.states import State, has_xattr, is_whiteout, meta_of, xattrs_of
+from crow.tools.layers.states import OPEN_DIRECTORY, State, has_xattr, is_whiteout, meta_of, xattrs_of
+from crow.tools.temporary import make_owned
 from crow.tools.trees import remove_tree
-
-if sys.platform != "win32":
-    import fcntl
 
 _UNUSABLE = frozenset(",:\\")
 """Characters with a meaning in the options of a mount."""
-_UNFINISHED_S = 3_600
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +102,20 @@ class Layer:
             os.close(self.lock)
 
 
+@contextmanager
+def opened_pair(overlay: Overlay) -> Iterator[tuple[int, int]]:
+    """Open the layer's directory of an overlay, and the tree of the workspace below it."""
+    above = os.open(overlay.upper, OPEN_DIRECTORY)
+    try:
+        below = os.open(overlay.root, OPEN_DIRECTORY)
+        try:
+            yield above, below
+        finally:
+            os.close(below)
+    finally:
+        os.close(above)
+
+
 def _locate_in(overlay: Overlay, parts: Sequence[str]) -> Path | None:
     above, below = overlay.upper, overlay.root
     has_below = True
@@ -156,7 +166,7 @@ class Place:
         """Open a new layer over directories, whose links must be resolved. :raises OSError: it cannot be created."""
         if _UNUSABLE & set(str(self.layers)):
             raise OSError(f"{self.layers} cannot hold a layer, because its name contains a comma, colon or backslash")
-        directory, lock = make_owned(self.layers)
+        directory, lock = new_directory(self.layers)
         overlays = []
         try:
             for number, root in enumerate(roots):
@@ -186,55 +196,19 @@ def make_upper(upper: Path, root: Path) -> State:
     return meta_of(upper.stat(), xattrs_of(str(upper)))
 
 
+def new_directory(folder: Path) -> tuple[Path, int]:
+    """Make a new directory in a folder of a place. Return its path and its open lock file: see `make_owned`.
+
+    :raises OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = folder / new_id()
+    return directory, make_owned(directory)
+
+
 def new_id() -> str:
     """Return a name for a layer or a change set. Names sort by time."""
     return f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-
-
-def make_owned(folder: Path) -> tuple[Path, int]:
-    """Make a new directory in a folder. Return the directory and its open lock file, which says that a living process
-    owns the directory. :raises OSError: it cannot be made."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory = folder / new_id()
-    # other processes leave a directory with this name alone, so none removes it before the lock is held
-    new = folder / f"new-{directory.name}"
-    new.mkdir(mode=0o700)
-    lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if sys.platform != "win32":
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    new.rename(directory)
-    return directory, lock
-
-
-def is_unfinished(path: Path, now: float) -> bool:
-    """Return whether a process is making or removing a directory now, which is a Unix time in seconds. After an hour it
-    is taken for the left-over of a killed process."""
-    if not path.name.startswith(("new-", "gone-")):
-        return False
-    try:
-        return path.stat().st_mtime > now - _UNFINISHED_S
-    except OSError:  # it has been renamed or removed
-        return True
-
-
-@contextmanager
-def ownerless(directory: Path) -> Iterator[bool]:
-    """Yield whether no living process owns a directory. If so, this process owns it until the block ends."""
-    try:
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(lock)
 
 
 def discard(path: Path) -> None:

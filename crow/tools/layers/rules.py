@@ -16,12 +16,15 @@ from crow.tools.git import UNFINISHED, commands_in, contains_any
 from crow.tools.layers.changes import LookRules
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.place import Layer
+from crow.tools.layers.states import read_file
 from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_home_secrets
 
 _GIT_FOLDERS = frozenset({".git", "git~1"})
 _GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
 """Names in a repository's own directory that make git run programs, or read settings elsewhere."""
 _GIT_DATA = frozenset({"objects", "refs", "logs"})
+_INNER = frozenset({"modules", "worktrees"})
+"""Folders in a repository's own directory with the directories of submodules and linked worktrees."""
 _SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
 _FILE_BYTES = 1_000_000
 _MAX_RECURSION = 100
@@ -34,21 +37,23 @@ def rules_for(
     """Return what the user's settings say about the files in a layer. `never` are prefixes of crow's own paths in lower
     case. `programs` are the directories from which crow runs."""
     roots = [str(overlay.root) for overlay in layer.overlays]
-    around = protected.git.named_around(f"{roots[0]}/x", protected.roots)
-    named = (other for other in around if not contains_any(other, protected.roots))
-    prefixes = tuple(f"{place.rstrip(os.sep)}/".casefold() for place in named if fold_name(Path(place).name) != ".git")
+    named = protected.git.named(protected.git.around(f"{roots[0]}/x", protected.roots))
+    run_by_git = (place for place in named if not contains_any(place, protected.roots))
+    prefixes = tuple(f"{place.rstrip(os.sep)}/".casefold() for place in run_by_git)
 
     trees = tuple(f"{tree}{os.sep}" for tree in programs)
     secrets = (*folded_home_secrets(os.path.expanduser("~")), *prefixes, *never)
 
     special = _GIT_FOLDERS | REPOSITORY_PARTS
-    ends = special | {_fold(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)}
+    ends = special | {
+        fold_name(os.path.basename(each.rstrip("/"))) for each in (*secrets, *FOLDED_SECRET_PLACES, *trees)
+    }
 
     @lru_cache(maxsize=64)
     def folded(folder: str) -> tuple[tuple[str, ...], bool]:
         """Return the parts of a folder, folded, and whether a file in it is protected by its name alone: neither the
         folder nor one around it is protected or belongs to git."""
-        parts = tuple(map(_fold, Path(folder).parts))
+        parts = tuple(map(fold_name, Path(folder).parts))
         if len(parts) > _MAX_RECURSION or folder == os.sep or not special.isdisjoint(parts):
             return parts, False
         return parts, not is_protected(folder)
@@ -56,7 +61,7 @@ def rules_for(
     def is_protected(path: str) -> bool:
         folder, _, name = path.rpartition("/")
         inner, is_ordinary = folded(folder or os.sep)
-        parts = [*inner, _fold(name)]
+        parts = [*inner, fold_name(name)]
         if is_ordinary and parts[-1] not in ends:
             return names.names(parts)
         start = next((number for number, part in enumerate(parts) if part in _GIT_FOLDERS), len(parts))
@@ -78,17 +83,21 @@ def rules_for(
     return LookRules(is_protected=is_protected, is_ignored=IgnoreRules(roots).ignores)
 
 
-def _fold(name: str) -> str:
-    """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
-    return name.lower() if name.isascii() and ":" not in name and name[-1:] not in (" ", ".") else fold_name(name)
-
-
 def _is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
     """Return whether a file in a repository's own directory is protected. `parts` are those of its path below this
     directory, folded by `fold_name`."""
     if not parts:
         return True  # a file or a link that stands for the directory
     end = next((number for number, part in enumerate(parts) if part in _GIT_DATA), len(parts))
+    if parts[0] in _INNER:
+        # The repository in it may have any name, such as `objects`. A command can make a file `HEAD` in any folder on
+        # the way, so a path is protected if it would be for one of these folders.
+        names = Path(path).parts
+        before = len(names) - len(parts)
+        tops = [at for at in range(2, len(parts)) if layer.locate(Path(*names[: before + at], "HEAD")) is not None]
+        if any(_is_git_protected(parts[at:], path, layer) for at in tops):
+            return True
+        end = 1 if tops else len(parts)
     inner = parts[:end]
     if not _GIT_PROTECTED.isdisjoint(inner):
         return True
@@ -105,9 +114,4 @@ def _content_of(path: str, layer: Layer) -> bytes | None:
     place = layer.locate(Path(path))
     if place is None:
         return b""
-    try:
-        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            content = file.read(_FILE_BYTES + 1)
-    except OSError:
-        return None
-    return content if len(content) <= _FILE_BYTES else None
+    return read_file(place, _FILE_BYTES)

@@ -12,8 +12,9 @@ from functools import partial
 import anyio
 import anyio.to_thread
 
-from crow.tools.layers.changes import Changes, LookRules, is_untouched, look
+from crow.tools.layers.changes import Changes, LookRules
 from crow.tools.layers.children import UNNEEDED_S, ChildLayer, children, has_child, open_child, remove_child, surplus
+from crow.tools.layers.comparison import is_untouched, look
 from crow.tools.layers.keep import Recovered, apply, forget, invert, old_sets, prepare, recover
 from crow.tools.layers.merge import Merge, merge, prepare_merge
 from crow.tools.layers.place import Layer, Place

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from crow.tools.layers.changes import Operation
-from crow.tools.layers.place import Place, discard, make_owned
+from crow.tools.layers.place import Place, discard, new_directory
 from crow.tools.layers.states import ABSENT, OPEN_DIRECTORY, State, digest_of, mount_of
 
 SetState: TypeAlias = Literal["prepared", "applying", "kept", "taken back"]
@@ -61,7 +61,7 @@ def has_image(operation: Operation) -> bool:
 @contextmanager
 def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None) -> Iterator[ChangeSet]:
     """Make the directories of a change set. They are removed if the block fails."""
-    directory, lock = make_owned(place.changes)
+    directory, lock = new_directory(place.changes)
     bases: dict[str, str] = {}
     try:
         (directory / "before").mkdir()

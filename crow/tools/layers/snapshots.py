@@ -17,15 +17,15 @@ from pathlib import Path
 from crow.tools.layers.changes import Operation
 from crow.tools.layers.ignored import IgnoreRules
 from crow.tools.layers.moves import Parents
-from crow.tools.layers.place import Place, discard, make_owned
+from crow.tools.layers.place import Place, discard, new_directory
 from crow.tools.layers.sets import ChangeSet, directory_of, new_set, remove_bases, write_manifest, write_state
 from crow.tools.layers.states import (
     ABSENT,
-    MAX_DEPTH,
     OPEN_DIRECTORY,
     Copier,
     State,
     TooLargeError,
+    check_depth,
     meta_of,
     state_of,
     status_of,
@@ -74,7 +74,7 @@ class Snapshot:
         self._place = place
         self._roots = tuple(roots)
         self._ignored = IgnoreRules(roots)
-        self._folder, self._lock = make_owned(place.snapshots)
+        self._folder, self._lock = new_directory(place.snapshots)
         self._count = self._bytes = 0
         self.lost: list[str] = []
         """The absolute paths of changed files whose old content was not copied."""
@@ -123,8 +123,7 @@ class Snapshot:
     def _fill(self, node: _Node, handle: int, path: str, target: int, depth: int) -> None:
         """List an open directory, whose path is `path`. Copy its files to the open directory `target`, unless it is -1.
         No link is followed, because other commands may still run."""
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         with os.scandir(handle) as entries:
             names = [entry.name for entry in entries]
         for name in names:

@@ -11,9 +11,9 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -40,6 +40,12 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 class TooLargeError(OSError):
     """A tree has too many entries, or is nested too deeply. Callers treat it like a tree that cannot be read."""
+
+
+def check_depth(depth: int) -> None:
+    """:raises TooLargeError: directories are nested too deeply."""
+    if depth > MAX_DEPTH:
+        raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +137,17 @@ def state_with(status: os.stat_result, name: str, directory: int, *, walked: Wal
     walked = walked or Walked()
     _note_change(walked, status, "")
     kind = kind_of(status.st_mode)
-    mode = stat.S_IMODE(status.st_mode)
-    mtime, uid, gid = status.st_mtime_ns, status.st_uid, status.st_gid
-    if kind == "link":
-        target = os.readlink(name, dir_fd=directory)
-        return State(kind=kind, mode=mode, mtime_ns=mtime, uid=uid, gid=gid, target=target, files=1)
     if kind != "directory":
-        return State(kind=kind, mode=mode, size=status.st_size, mtime_ns=mtime, uid=uid, gid=gid, files=1)
+        return State(
+            kind=kind,
+            mode=stat.S_IMODE(status.st_mode),
+            size=0 if kind == "link" else status.st_size,
+            mtime_ns=status.st_mtime_ns,
+            uid=status.st_uid,
+            gid=status.st_gid,
+            target=os.readlink(name, dir_fd=directory) if kind == "link" else "",
+            files=1,
+        )
     with opened(name, directory) as handle:
         fingerprint = Fingerprint(walked)
         for path, each in walk(handle):
@@ -170,19 +180,11 @@ class Fingerprint:
         return self._digest.hexdigest()
 
 
-def tree_state(status: os.stat_result, directory: int, fingerprint: Fingerprint | None) -> State:
-    """Return the state of an open directory: with everything in it if there is a fingerprint, otherwise without."""
-    return State(
-        kind="directory",
-        mode=stat.S_IMODE(status.st_mode),
-        mtime_ns=status.st_mtime_ns,
-        uid=status.st_uid,
-        gid=status.st_gid,
-        tree="" if fingerprint is None else fingerprint.hexdigest(),
-        xattrs=xattrs_of(directory),
-        files=0 if fingerprint is None else fingerprint.walked.files,
-        size=0 if fingerprint is None else fingerprint.walked.size,
-    )
+def tree_state(status: os.stat_result, directory: int, fingerprint: Fingerprint) -> State:
+    """Return the state of an open directory with everything in it."""
+    walked = fingerprint.walked
+    own = meta_of(status, xattrs_of(directory))
+    return replace(own, tree=fingerprint.hexdigest(), files=walked.files, size=walked.size)
 
 
 def meta_of(status: os.stat_result, xattrs: tuple[tuple[str, str], ...]) -> State:
@@ -207,8 +209,7 @@ def walk(directory: int, prefix: str = "", depth: int = 0) -> Iterator[tuple[str
 
     :raises TooLargeError: the tree is nested too deeply, or has too many entries.
     """
-    if depth > MAX_DEPTH:
-        raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+    check_depth(depth)
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
         if len(found) > MAX_ENTRIES:
@@ -354,8 +355,7 @@ class Copier:
         kind = kind_of(status.st_mode)
         if kind == "other":
             return False
-        if depth > MAX_DEPTH:
-            raise TooLargeError(f"directories are nested more than {MAX_DEPTH} deep")
+        check_depth(depth)
         if kind == "directory":
             self._copy_directory(name, source, to, target, depth, status)
             return True
@@ -439,6 +439,30 @@ def _copy_data(reader: int, writer: int, size: int) -> None:
             if not moved:
                 return
             position += moved
+
+
+def folders_around(paths: Iterable[str]) -> set[str]:
+    """Return all directories around absolute paths."""
+    found: set[str] = set()
+    for path in paths:
+        folder = os.path.dirname(path)
+        while folder not in found:
+            found.add(folder)
+            folder = os.path.dirname(folder)
+    return found
+
+
+def read_file(path: str | Path, limit: int) -> bytes | None:
+    """Return the content of a regular file. None if it cannot be read, has more than `limit` bytes, or is something
+    else, such as a link or a pipe."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            content = file.read(limit + 1)
+    except OSError:
+        return None
+    return content if len(content) <= limit else None
 
 
 def digest_of(name: str, directory: int) -> str:

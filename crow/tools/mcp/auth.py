@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -36,7 +37,7 @@ from pydantic import AnyUrl
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
 from crow.domain.text import on_one_line
 from crow.tools.mcp.calls import describe_error, page_to_open
-from crow.tools.mcp.exchange import LoginClient, plain_url
+from crow.tools.mcp.exchange import LoginClient, finish, plain_url
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
 from crow.tools.mcp.redirect import RedirectListener, code_from, listening
 from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion
@@ -54,6 +55,8 @@ _EARLY_S = 30.0
 _RETRY_S = 15.0
 """For this many seconds after a failed attempt to get a token, crow does not try again. Requests that need a new token
 fail at once."""
+_FINISH_S = 5.0
+"""A refresh that is cancelled, for example because crow ends, still has this many seconds."""
 _REASON_CHARS = 300
 _TOKEN = re.compile(r"[!-~]{1,16384}")
 
@@ -138,7 +141,7 @@ class ServerAuth(httpx2.Auth):
             login = self._login
             if login is not None and _ends_soon(login) and not self._must_wait() and not self._lock.locked():
                 async with self._lock:
-                    with self.hold(False):  # a cancelled refresh could lose the login: its refresh token may be used up
+                    with self.hold(False):
                         self._login = await self._refreshed(request, login)
         except ToolServerError as error:
             self._note(error)
@@ -203,7 +206,8 @@ class ServerAuth(httpx2.Auth):
         """Return the login with a new token; None if the token cannot be refreshed.
 
         Only one session refreshes at a time, because many servers accept a refresh token only once, and revoke all
-        tokens if it is used twice.
+        tokens if it is used twice. For the same reason, a cancellation waits for the new token and stores it, but not
+        longer than `_FINISH_S`.
         """
         if not login.tokens.get("refresh_token"):
             return login if not _has_ended(login) else None
@@ -211,16 +215,20 @@ class ServerAuth(httpx2.Auth):
             stored = await self._read()
             if stored is None or stored.token != login.token:
                 return stored
-            storage = _Storage(login=login)
-            provider = self._provider(storage, None)
-            provider.context.token_expiry_time = 1.0  # in the past, so that the SDK refreshes the token first
-            await self._drive(provider, request, None)
-            if not storage.is_changed:
-                self._refused.add(login.token)
-                return None
-            made = await self._save(storage, provider)
-            self._fresh = {made.token}
-            return made
+            return await finish(partial(self._refresh, request, login), _FINISH_S)
+
+    async def _refresh(self, request: httpx2.Request, login: Login) -> Login | None:
+        """Get a new token and store it. Return None if the authorization server refuses to give one."""
+        storage = _Storage(login=login)
+        provider = self._provider(storage, None)
+        provider.context.token_expiry_time = 1.0  # in the past, so that the SDK refreshes the token first
+        await self._drive(provider, request, None)
+        if not storage.is_changed:
+            self._refused.add(login.token)
+            return None
+        made = await self._save(storage, provider)
+        self._fresh = {made.token}
+        return made
 
     async def _asked(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
         """Ask the user to log in. If another session is already asking, use its login.

@@ -11,8 +11,9 @@ import ipaddress
 import socket
 import ssl
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -26,6 +27,7 @@ from crow.tools.urls import PORTS, is_address, normalize_url
 from crow.tools.web import is_public
 from crow.version import __version__
 
+T = TypeVar("T")
 _MAX_ANSWER_BYTES = 1_000_000
 _TIMEOUT_S = 20.0
 _SHOWN_CHARS = 200
@@ -113,6 +115,32 @@ class LoginClient:
             found = await _resolve(parts.hostname or "", parts.port or PORTS[parts.scheme])
             return min(*map(_closeness, found), _LOCAL)
         return _PUBLIC
+
+
+async def finish(work: Callable[[], Awaitable[T]], grace_s: float) -> T:
+    """Run `work` and return its result. If the caller is cancelled meanwhile, `work` has `grace_s` more seconds to end
+    before the cancellation takes effect."""
+    scope = anyio.CancelScope(shield=True)
+    found: list[T] = []
+    failure: Exception | None = None
+
+    async def limit() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:  # the caller was cancelled, or `work` has ended
+            scope.deadline = anyio.current_time() + grace_s
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(limit)
+        with scope:
+            try:
+                found.append(await work())
+            except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
+                failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return found[0]
 
 
 class _PinnedTransport(httpx2.AsyncBaseTransport):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -30,7 +29,7 @@ from crow.programs import trusted_path
 from crow.tools import Workspace
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
 from crow.tools.servers import THE_WORKSPACE, StdioServer
-from crow.tools.trees import remove_tree
+from crow.tools.temporary import TemporaryDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class ServerProcess:
     """Set when the child has ended, closed its output or broken the protocol."""
     reason: str = ""
     """Why `closed` is set, in words."""
-    _private: Path | None = None
+    _private: TemporaryDirectory | None = None
     """The directory that was made for the child. None before that."""
     _process: Process | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -141,7 +140,7 @@ class ServerProcess:
         self._stack.push_async_callback(self._remove_directory)
         self._private = await anyio.to_thread.run_sync(_make_directory, self._trusted_places())
         try:
-            self._process = await self._start(argv, self._environment(cwd), self._private / "temporary")
+            self._process = await self._start(argv, self._environment(cwd), self._private.path / "temporary")
         except FileNotFoundError as error:
             await self._stack.aclose()
             if os.path.dirname(command):
@@ -244,8 +243,8 @@ class ServerProcess:
 
     async def _remove_directory(self) -> None:
         if self._private is not None:
-            with anyio.CancelScope(shield=True), suppress(OSError):
-                await anyio.to_thread.run_sync(remove_tree, self._private)  # also what the server made read-only
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._private.remove)
 
     async def _end(self, process: Process) -> None:
         process.close_input()
@@ -319,7 +318,7 @@ class ServerProcess:
                 logger.info("%s: further lines are not logged", self.server.name)
 
 
-def _make_directory(places: Sequence[Path]) -> Path:
+def _make_directory(places: Sequence[Path]) -> TemporaryDirectory:
     """Make a directory that only this user can access. It is made in the first of the `places` where that works, or
     else in the system's directory for temporary files. The new directory contains an empty directory `temporary/work`,
     in which a server starts.
@@ -331,12 +330,12 @@ def _make_directory(places: Sequence[Path]) -> Path:
         try:
             if place is not None:
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-", dir=place)))
+            private = TemporaryDirectory.create("server", place)
             break
         except OSError:
             if place is None:
                 raise
-    (private / "temporary" / "work").mkdir(mode=0o700, parents=True)
+    (private.path / "temporary" / "work").mkdir(mode=0o700, parents=True)
     return private
 
 

@@ -10,7 +10,6 @@ import re
 import socket
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,26 +33,17 @@ from crow.tools.protection import is_protected
 from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
 from crow.tools.sandbox.denied import DeniedFiles
 from crow.tools.sandbox.launched import LaunchedProcess, Launcher, NotLaunchedError
-from crow.tools.sandbox.policy import (
-    MAX_READ_ONLY,
-    PYTEST_CACHE,
-    REMOVED,
-    Policy,
-    PrivateDirectories,
-    SandboxOptions,
-    is_inside_any,
-)
+from crow.tools.sandbox.paths import is_inside_any
+from crow.tools.sandbox.policy import MAX_READ_ONLY, Policy, PrivateDirectories, SandboxOptions
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
 from crow.tools.sandbox.seccomp import missing_architecture
+from crow.tools.sandbox.variables import PYTEST_CACHE, REMOVED
+from crow.tools.temporary import TemporaryDirectory
 from crow.tools.trees import remove_tree
-
-if sys.platform != "win32":
-    import fcntl
 
 logger = logging.getLogger(__name__)
 
-_PREFIX = "crow-session-"
 _KEPT_S = 30 * 86_400
 """The caches of a workspace are removed if no session has used them for this many seconds."""
 _CLOSE_S = 0.3
@@ -269,7 +259,7 @@ class KernelConfiner:
             prepared = await anyio.to_thread.run_sync(prepare)
             variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
             if is_connected:
-                variables |= proxy_environment(variables, self._policy.download_places(prepared.places))
+                variables |= proxy_environment(variables, self._policy.download_variables(prepared.places))
                 if self.credentials:
                     trusting = partial(self.credentials.environment, variables, prepared.places.trust)
                     variables |= await anyio.to_thread.run_sync(trusting)
@@ -401,7 +391,7 @@ class KernelConfiner:
         private, self._private = self._private, None
         if private is not None:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
-                await anyio.to_thread.run_sync(private.remove, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(private.own.remove, abandon_on_cancel=True)
 
     async def _choose(self) -> Choice:
         programs, choice = self.options.programs, self._choice
@@ -467,13 +457,14 @@ class KernelConfiner:
         private, trees, place = self._own_directories(), self._policy.layered_trees(), self.place
         if place is None or not trees:
             return None
-        if self._has_layers is None:
-            self._has_layers = self._layer_works(sandbox, private, trees, place)
-            if not self._has_layers:
-                self._scratch = private.root / "layers"
-                place = Place(place.directory, self._scratch)
-                self._has_layers = self._layer_works(sandbox, private, trees, place)
-        return place.open(trees) if self._has_layers else None
+        with self._lock:
+            if self._has_layers is None:
+                works = self._layer_works(sandbox, private, trees, place)
+                if not works:
+                    self._scratch = private.own.path / "layers"
+                    works = self._layer_works(sandbox, private, trees, Place(place.directory, self._scratch))
+                self._has_layers = works
+        return Place(place.directory, self._scratch).open(trees) if self._has_layers else None
 
     def _layer_works(self, sandbox: Sandbox, private: Private, trees: Sequence[Path], place: Place) -> bool:
         """Return whether a command can run in a layer over `trees` that is kept at `place`."""
@@ -504,33 +495,22 @@ class KernelConfiner:
 class Private:
     """The private directories of one session."""
 
-    root: Path
+    own: TemporaryDirectory
     directories: PrivateDirectories
     kept: Path
     """When a protected file is put back, the content that a command wrote there is moved to this directory."""
-    lock: int
-    """The file descriptor of the lock, which is held until the session ends."""
 
     @classmethod
     def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
         """Create the directories, and remove the directories of sessions whose process died. :raises OSError: they
         cannot be created."""
-        temporary = Path(os.path.realpath(tempfile.gettempdir()))
-        _remove_stale(temporary)
-        new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))
-        lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        if sys.platform != "win32":
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        # the directory gets the name that other sessions search for only after the lock is held
-        root = new.rename(temporary / f"{_PREFIX}{new.name.removeprefix('crow-new-')}")
+        own = TemporaryDirectory.create("session")
         try:
-            directories, kept = cls._make_directories(root, caches, roots)
+            directories, kept = cls._make_directories(own.path, caches, roots)
         except BaseException:  # the next command tries again
-            with suppress(OSError):
-                remove_tree(root)
-            os.close(lock)
+            own.remove()
             raise
-        return cls(root=root, directories=directories, kept=kept, lock=lock)
+        return cls(own=own, directories=directories, kept=kept)
 
     @staticmethod
     def _make_directories(root: Path, caches: Path | None, roots: Sequence[Path]) -> tuple[PrivateDirectories, Path]:
@@ -555,30 +535,9 @@ class Private:
 
     def new_layers(self, number: int) -> Path:
         """Create a new directory for the overlays of one command."""
-        path = self.root / "layers" / str(number)
+        path = self.own.path / "layers" / str(number)
         path.mkdir(mode=0o700, parents=True)
         return path
-
-    def remove(self) -> None:
-        """Remove the session's directory. Caches and kept files stay."""
-        with suppress(OSError):
-            remove_tree(self.root)
-        os.close(self.lock)
-
-
-def _remove_stale(temporary: Path) -> None:
-    """Remove the directories of sessions whose process has died."""
-    for path in temporary.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
-                continue
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)  # it may be gone, but not all of the rest
-            try:
-                if sys.platform != "win32":
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(path)
-            finally:
-                os.close(lock)
 
 
 def _create_private(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from unicodedata import normalize
 
-from crow.domain.protected_names import SKIPPED
+from crow.domain.protected_names import SKIPPED, fold_name
 from crow.tools import ExcludedPaths
 from crow.tools.disk import shared_inode
 from crow.tools.sandbox.scan import (
@@ -23,7 +23,6 @@ from crow.tools.sandbox.scan import (
     SETTLED_NS,
     is_inside,
     make_stamp,
-    quick_fold,
 )
 
 MAX_DENIED = 500
@@ -125,7 +124,7 @@ class DeniedFiles:
                 yield from entries
                 below += (each for each in entries if each.kind == "folder" and not each.is_denied)
             folders_left -= min(len(level), folders_left)
-            level = [each for each in below if quick_fold(os.path.basename(each.path)) not in _NOT_SEARCHED]
+            level = [each for each in below if fold_name(os.path.basename(each.path)) not in _NOT_SEARCHED]
 
     def _list_folder(self, folder: _Found) -> tuple[_Found, ...]:
         """Return the entries of a folder; empty if the folder cannot be read. The folder is read again only if it has

@@ -115,8 +115,9 @@ class _Kernel:
     def filter_calls(self, program: bytes) -> None:
         """Install a filter of system calls, for this process and for all programs that it starts."""
         code = ctypes.create_string_buffer(program, len(program))
-        described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-        self.control(_PR_SET_SECCOMP, 2, ctypes.addressof(ctypes.create_string_buffer(described, len(described))))
+        # the variables keep both buffers until the kernel has read them
+        header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
+        self.control(_PR_SET_SECCOMP, 2, ctypes.addressof(header))
 
     def _call(self, what: str, number: int, *arguments: object) -> int:
         """Make a system call. `what` names the call or its path in the error. :raises OSError: the kernel refused."""
@@ -335,8 +336,11 @@ def _start_command(plan: Mapping[str, Any], streams: Sequence[int]) -> int:
 
 def _keep_only(handle: int) -> None:
     """Close all open files except one."""
-    os.closerange(0, handle)
-    os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
+    # `closerange` up to the limit would take minutes in a container without a limit, if the C library is an old one
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number != handle:
+            with suppress(OSError):  # the list itself was open, too
+                os.close(number)
 
 
 def _follow(report: socket.socket, command: int) -> None:

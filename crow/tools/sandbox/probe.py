@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from crow.tools.sandbox import Confinement
+from crow.tools.temporary import TemporaryDirectory
 
 RunConfined: TypeAlias = Callable[[Sequence[str], Confinement], "subprocess.CompletedProcess[bytes]"]
 """Runs a command to its end. The output includes standard error. Raises OSError if the command cannot be started."""
@@ -23,8 +21,12 @@ def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
     With `has_overlay`, also test that a command can change a throwaway tree and that its changes do not last. Return
     an empty string if the sandbox works, otherwise the problem in words.
     """
-    with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
-        directory = Path(os.path.realpath(name))
+    try:
+        scratch = TemporaryDirectory.create("probe")
+    except OSError as error:
+        return f"a temporary directory cannot be made: {error.strerror or error}"
+    directory = scratch.path
+    try:
         allowed, forbidden, throwaway, layers = (
             directory / part for part in ("allowed", "forbidden", "tree", "layers")
         )
@@ -46,7 +48,6 @@ def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
             )
         except (OSError, subprocess.SubprocessError) as error:
             return f"a confined command cannot be started: {getattr(error, 'strerror', None) or error}"
-        _make_removable(layers)
         output = ended.stdout.decode(errors="replace")
         if ended.returncode:
             return f"a confined command failed: {output[-_OUTPUT_CHARS:].strip() or f'exit code {ended.returncode}'}"
@@ -57,10 +58,5 @@ def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
         if (throwaway / "file").exists():
             return "what a confined command wrote to a throwaway tree has lasted"
         return "" if (allowed / "file").exists() else "a confined command could not write to its temporary directory"
-
-
-def _make_removable(layers: Path) -> None:
-    """Change the mode of the directories that the kernel uses for overlays, so that a user who is not root can remove
-    the layers."""
-    for path in layers.glob("**/*-work/work"):
-        path.chmod(0o700)
+    finally:
+        scratch.remove()

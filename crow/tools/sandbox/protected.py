@@ -16,10 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames
+from crow.domain.protected_names import DEFAULT_NAMES, ProtectedNames, fold_name
 from crow.tools.disk import open_folder, replace_file
 from crow.tools.git import GitFiles
-from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, kind_of, opened, quick_fold
+from crow.tools.layers.states import kind_of
+from crow.tools.sandbox.scan import FileState, Listing, Scan, is_inside, is_related, opened
 from crow.tools.trees import remove_tree
 
 _ROUNDS = 6
@@ -186,7 +187,7 @@ class _Undo:
         if not self._only_created and self._restore_moved_repositories(current):
             return True
         differences = sorted(self.differences(current) if only is None else only)
-        heads = [path for path in differences if quick_fold(os.path.basename(path)) == "head"]
+        heads = [path for path in differences if fold_name(os.path.basename(path)) == "head"]
         replaced: set[str] = set()
         for path in heads or differences:
             if not any(is_inside(path, done) for done in self._given_up | replaced):
@@ -311,12 +312,12 @@ class _Undo:
         """Move the file or folder at the path to the directory `kept`. With `stays`, only copy it, because the caller
         will replace it. Return the new path, in the form that is shown to the model."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
-        target = self._kept / os.path.relpath(path, root)
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        number = 1
-        while os.path.lexists(target):
+        relative = os.path.relpath(path, root)
+        target, number = self._kept / relative, 1
+        # a file that was moved here before may have this name, or the name of one of the folders
+        while not _make_folder(target.parent) or os.path.lexists(target):
             number += 1
-            target = target.with_name(f"{os.path.basename(path)}.{number}")
+            target = self._kept / str(number) / relative
         if stays:
             _copy(path, str(target))
         else:
@@ -332,6 +333,15 @@ class _Undo:
         """Return a path for the model: relative if it is in the first root."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         return _escape(os.path.relpath(path, root) if root == self._roots[0] else path)
+
+
+def _make_folder(path: Path) -> bool:
+    """Make a folder and those above it. Return whether that is possible: no file may be in their place."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, NotADirectoryError):
+        return False
+    return True
 
 
 def _escape(text: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from crow.domain.protected_names import REPOSITORY_PARTS, SKIPPED, WORKING_PARTS, ProtectedNames, fold_name
 from crow.tools.disk import open_folder, read_file
@@ -23,6 +22,7 @@ from crow.tools.git import (
     repositories_above,
     steps,
 )
+from crow.tools.layers.states import Kind, kind_of
 
 FOLDER_DEPTH = 4
 MAX_FOLDERS = 4_000
@@ -38,7 +38,6 @@ time of change may stay the same."""
 GIT_FOLDERS = frozenset({".git", "git~1"})
 _REMOTE_FOLDERS = frozenset({"remotes", "branches"})
 _GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
-Kind: TypeAlias = Literal["file", "directory", "link", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,16 +173,16 @@ class Scan:
         entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in self._entries(folder)}
         is_repository = "HEAD" in entries and "objects" in entries and "refs" in entries
         parts = REPOSITORY_PARTS if "HEAD" in entries else frozenset()
-        above = [quick_fold(part) for part in Path(folder).parts]
+        above = [fold_name(part) for part in Path(folder).parts]
         folders, watched = [], []
         for name, is_folder in entries.items():
-            folded = quick_fold(name)
+            folded = fold_name(name)
             if folded in parts or (self._names.may_name(folded) and self._names.names([*above, folded])):
                 watched.append(os.path.join(folder, name))
             elif is_folder and folded not in SKIPPED and not (is_repository and folded == "logs"):
                 folders.append(os.path.join(folder, name))
         # the repository comes first, so that its files are kept even if `_ALL_BYTES` does not suffice for all
-        watched.sort(key=lambda path: (quick_fold(os.path.basename(path)) not in GIT_FOLDERS, path))
+        watched.sort(key=lambda path: (fold_name(os.path.basename(path)) not in GIT_FOLDERS, path))
         return Listing(stamp=stamp, folders=tuple(sorted(folders)), watched=tuple(watched), is_repository=is_repository)
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
@@ -201,7 +200,7 @@ class Scan:
 
     def _add(self, path: str, *, is_in_repository: bool) -> None:
         """Add a protected path with everything below it that is watched."""
-        folded = quick_fold(os.path.basename(path))
+        folded = fold_name(os.path.basename(path))
         if is_in_repository and folded in ("head", "objects", "refs"):
             self._add_one(path, is_mutable=True)
         elif is_in_repository and folded in ("modules", "worktrees"):
@@ -224,9 +223,9 @@ class Scan:
             state = self._add_one(path) if len(self.states) < _MAX_ENTRIES else None
             if state is None or state.kind != "directory":
                 continue
-            folded = quick_fold(os.path.basename(path))
+            folded = fold_name(os.path.basename(path))
             for entry in self._entries(path):
-                if (folded, quick_fold(entry.name)) not in WORKING_PARTS:
+                if (folded, fold_name(entry.name)) not in WORKING_PARTS:
                     stack.append(entry.path)
                 elif folded not in SKIPPED and entry.is_dir(follow_symlinks=False):
                     self.add_root(entry.path)
@@ -237,7 +236,7 @@ class Scan:
         if state is None or len(self.states) >= _MAX_ENTRIES or state.kind != "directory":
             return
         for entry in sorted(self._entries(path), key=lambda entry: entry.name):
-            folded = quick_fold(entry.name)
+            folded = fold_name(entry.name)
             if folded in ("modules", "worktrees"):
                 self._add_repositories(entry.path)
             elif folded == "info":
@@ -254,7 +253,7 @@ class Scan:
             return
         self._add_one(path, is_mutable=True)
         for entry in self._entries(path):
-            folded = quick_fold(entry.name)
+            folded = fold_name(entry.name)
             if folded != "refs" and not folded.startswith("refs_"):
                 self._add_tree(entry.path)
 
@@ -264,15 +263,15 @@ class Scan:
         if os.path.islink(path) or not os.path.isdir(path):
             self._add_tree(path)
             return
-        names = UNFINISHED.get(quick_fold(os.path.basename(path)))
+        names = UNFINISHED.get(fold_name(os.path.basename(path)))
         for entry in self._entries(path):
             if names is None:
                 self._add_tree(entry.path)
-            elif quick_fold(entry.name) in names:
+            elif fold_name(entry.name) in names:
                 content = None
                 with suppress(OSError):
                     content = None if entry.is_symlink() else self._read(entry.path, os.lstat(entry.path))
-                if commands := commands_in(quick_fold(entry.name), content):
+                if commands := commands_in(fold_name(entry.name), content):
                     self._add_one(entry.path, commands=commands)
 
     def _add_repositories(self, path: str) -> None:
@@ -338,11 +337,6 @@ class Scan:
         return self._now - found.st_ctime_ns > SETTLED_NS
 
 
-def quick_fold(name: str) -> str:
-    """Return the same as :func:`crow.domain.protected_names.fold_name`, but faster for ordinary names."""
-    return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
-
-
 def is_inside(path: str, folder: str) -> bool:
     """Return whether the path is the folder or below it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
@@ -351,19 +345,6 @@ def is_inside(path: str, folder: str) -> bool:
 def is_related(path: str, other: str) -> bool:
     """Return whether one path is the other or contains it."""
     return is_inside(path, other) or is_inside(other, path)
-
-
-def kind_of(mode: int) -> Kind:
-    """Return the kind of a file with this `st_mode`."""
-    match modes.S_IFMT(mode):
-        case modes.S_IFREG:
-            return "file"
-        case modes.S_IFDIR:
-            return "directory"
-        case modes.S_IFLNK:
-            return "link"
-        case _:
-            return "other"
 
 
 def make_stamp(found: os.stat_result) -> tuple[int, ...]:

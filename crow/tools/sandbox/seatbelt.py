@@ -14,7 +14,7 @@ from pathlib import Path
 
 from crow.tools.process import Process, start
 from crow.tools.sandbox import Confinement
-from crow.tools.sandbox.policy import folders_above
+from crow.tools.sandbox.paths import folders_above
 from crow.tools.sandbox.probe import try_confinement
 
 PROGRAM = "/usr/bin/sandbox-exec"

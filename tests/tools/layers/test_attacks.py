@@ -31,6 +31,7 @@ from crow.tools.layers import (
     states,
 )
 from crow.tools.layers.describe import named, summary_of
+from tests.tools.conftest import nest
 from tests.tools.layers.trees import (
     LINES,
     World,
@@ -298,8 +299,15 @@ def test_directories_that_are_nested_too_deeply_are_refused_and_dropped(world: W
     assert list(world.place.layers.iterdir()) == []
 
 
+def test_directories_that_are_nested_deeper_than_python_can_call_itself_are_refused(world: World) -> None:
+    (world.layer.overlays[0].upper / "d").mkdir()
+    nest(world.layer.overlays[0].upper / "d")
+
+    assert look(world.layer).problem == "directories are nested more than 200 deep"
+
+
 def test_too_many_files_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crow.tools.layers.changes.MAX_ENTRIES", 50)
+    monkeypatch.setattr("crow.tools.layers.comparison.MAX_ENTRIES", 50)
     changes = changes_of(world.layer, world.root, "mkdir n; for i in $(seq 60); do : > n/$i; done")
 
     assert "more than 50 files" in changes.problem
@@ -308,7 +316,7 @@ def test_too_many_files_are_refused(world: World, monkeypatch: pytest.MonkeyPatc
 def test_only_some_of_many_files_are_listed_but_all_that_are_protected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crow.tools.layers.changes.MAX_LISTED", 10)
+    monkeypatch.setattr("crow.tools.layers.comparison.MAX_LISTED", 10)
     rules = LookRules(is_protected=lambda path: path.endswith("/AGENTS.md"))
     line = "mkdir -p n/z; for i in $(seq 60); do : > n/$i; done; : > n/z/AGENTS.md"
     changes = changes_of(world.layer, world.root, line, rules)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import stat
+import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from crow.tools.layers.view import View
 from tests.support.amounts import some
 from tests.tools.conftest import nest
 from tests.tools.layers.interleave import check_interleaving
-from tests.tools.layers.trees import in_layer, killed_after
+from tests.tools.layers.trees import as_nobody, in_layer, killed_after
 
 TASK = "task-1"
 
@@ -74,6 +77,60 @@ def test_both_sides_of_a_text_are_merged_and_the_rest_is_named(place: Place, roo
     assert merge(child).conflicts == (str(root / "d" / "b"),)
     assert View(child.layer).located(root / "d" / "b").read_bytes() == b"child\n"
     child.close()
+
+
+def test_a_file_that_both_sides_removed_is_forgotten_in_a_directory_that_a_command_closed() -> None:
+    def work(directory: Path) -> list[object]:
+        root = directory / "tree"
+        (root / "d" / "e").mkdir(parents=True)
+        for name in ("d/b", "d/e/c"):
+            (root / name).touch()
+        child = open_child(Place(directory / "data"), TASK, [root])
+        in_layer(child.layer, root, "rm d/b d/e/c; chmod 555 d/e d")
+        (root / "d" / "b").unlink()
+        child.note()
+        (root / "d" / "e" / "c").unlink()
+        (root / "d" / "e").rmdir()
+        child.note()
+        child.close()
+        upper = child.layer.overlays[0].upper
+        return [sorted(path.relative_to(upper).as_posix() for path in upper.rglob("*"))]
+
+    assert as_nobody(work) == [["d", "d/e"]]
+
+
+def test_many_new_files_beside_many_earlier_ones_are_noted_in_linear_time(place: Place, root: Path) -> None:
+    child = open_child(place, TASK, [root])
+    upper, compared = child.layer.overlays[0].upper, 0
+
+    def count(_frame: FrameType, event: str, function: Any) -> None:
+        nonlocal compared
+        compared += event == "c_call" and function.__name__ == "startswith"
+
+    for step in range(2):
+        for number in range(100):
+            (upper / f"{step}-{number}").touch()
+        sys.setprofile(count)
+        child.note()
+        sys.setprofile(None)
+    child.close()
+    assert len(child.bases) == 200
+    assert compared < 5_000
+
+
+def test_pipes_in_a_directory_that_a_command_closed_are_dropped() -> None:
+    def work(directory: Path) -> list[object]:
+        root = directory / "tree"
+        (root / "d").mkdir(parents=True)
+        child = open_child(Place(directory / "data"), TASK, [root])
+        in_layer(child.layer, root, "mkfifo d/pipe; echo > d/file; chmod 555 d")
+        made = merge(child)
+        child.close()
+        return [made.changes.problem, made.changes.dropped, [each.path for each in made.changes.listed]]
+
+    problem, dropped, listed = as_nobody(work)
+    assert (problem, [Path(path).name for path in dropped]) == ("", ["pipe"])
+    assert [Path(path).name for path in listed] == ["file", "d"]
 
 
 def test_a_file_that_the_workspace_changed_while_a_command_ran_is_in_conflict(place: Place, root: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from crow.domain.protected_names import ProtectedNames
 from crow.tools.layers import Changes, Layer, LookRules, Place, apply, invert, keep, look, prepare, recover
-from crow.tools.layers.changes import is_untouched
+from crow.tools.layers.comparison import is_untouched
 from crow.tools.layers.place import discard
 from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
@@ -166,6 +166,21 @@ async def test_a_workspace_that_was_removed_is_named_as_the_reason_why_nothing_i
     assert (found.problem, found.operations) == (f"{world.root}: No such file or directory", [])
 
 
+def test_changes_of_git_in_one_repository_are_no_conflict_in_another(tmp_path: Path) -> None:
+    """Git writes times into its index when it only looks at files."""
+    roots = [tmp_path / "one", tmp_path / "two"]
+    for root in roots:
+        (root / ".git").mkdir(parents=True)
+        (root / ".git" / "index").write_text("old")
+    layer = Place(tmp_path / "data").open(roots)
+    in_layer(layer, roots[0], f"echo > .git/HEAD; echo theirs > {roots[1]}/.git/index")
+    (roots[1] / ".git" / "index").write_text("mine")
+    assert look(layer).conflicts == []
+    in_layer(layer, roots[0], f"echo > {roots[1]}/.git/HEAD")
+    assert look(layer).conflicts == [f"{roots[1]}/.git/index"]
+    layer.drop()
+
+
 def test_a_directory_that_its_owner_may_not_read_is_kept_and_undone() -> None:
     def work(directory: Path) -> list[object]:
         world = World(directory)
@@ -193,6 +208,67 @@ def test_files_in_very_deep_folders_are_looked_at(world: World) -> None:
     found = look(world.layer, rules_for(world.layer, ProtectedPaths(), ProtectedNames(), (), ()))
     assert (found.problem, len(found.listed)) == ("", 189)
     discard(world.root / "b")
+
+
+def test_a_commit_in_a_submodule_or_a_linked_worktree_is_not_protected(tmp_path: Path) -> None:
+    git = "git -c user.name=a -c user.email=a@example.org -c protocol.file.allow=always"
+    for folder in ("source", "main"):
+        (tmp_path / folder).mkdir()
+    line = f"{git} init -q && {git} commit -qm 1 --allow-empty"
+    for folder, more in (("source", ""), ("main", f" && {git} submodule -q add ../source inner")):
+        subprocess.run(["sh", "-c", line + more], cwd=tmp_path / folder, check=True)
+    subprocess.run(["sh", "-c", f"{git} worktree add -q ../tree"], cwd=tmp_path / "main", check=True)
+    for root, others, folder in (("main", [], "inner"), ("tree", ["main/.git"], ".")):
+        roots = [tmp_path / each for each in (root, *others)]
+        layer = Place(tmp_path / "data").open(roots)
+        in_layer(layer, roots[0] / folder, f"{git} commit -qm 2 --allow-empty")
+        protected = ProtectedPaths(roots=tuple(map(str, roots)))
+        changes = look(layer, rules_for(layer, protected, ProtectedNames(), (), ()))
+        assert any("/refs/heads/" in each.path for each in changes.listed)
+        assert changes.protected == []
+        layer.drop()
+
+
+def test_the_names_of_submodules_and_worktrees_hide_nothing_that_git_would_run(world: World) -> None:
+    git = world.root / ".git"
+    for folder in ("modules/Plain", "modules/objects", "modules/group/refs", "modules/outer/modules/logs"):
+        (git / folder).mkdir(parents=True)
+        (git / folder / "HEAD").touch()
+    (git / "modules" / "outer" / "HEAD").touch()
+    (git / "worktrees" / "objects").mkdir(parents=True)
+    (git / "worktrees" / "objects" / "HEAD").touch()
+    (world.layer.overlays[0].upper / ".git" / "modules" / "group").mkdir(parents=True)
+    (world.layer.overlays[0].upper / ".git" / "modules" / "group" / "HEAD").touch()  # a command's own
+    protected = ProtectedPaths(roots=(str(world.root),))
+    is_protected = rules_for(world.layer, protected, ProtectedNames(), (), ()).is_protected
+    hooks = [
+        *("hooks/post-checkout", "modules/Plain/hooks/a", "modules/objects/hooks/a", "modules/group/refs/hooks/a"),
+        *("modules/outer/modules/logs/config", "worktrees/objects/commondir", "modules/new/objects/hooks/a"),
+    ]
+    data = [
+        *("refs/heads/hooks", "modules/Plain/refs/heads/hooks", "modules/Plain/logs/refs/remotes/origin/a"),
+        *("modules/objects/objects/ab/cd", "modules/Plain/HEAD", "modules/outer/modules/logs/refs/heads/config"),
+        *("worktrees/objects/logs/HEAD", "worktrees/objects/index"),
+    ]
+    assert [name for name in (*hooks, *data) if is_protected(str(git / name))] == hooks
+
+
+def test_many_new_files_beside_many_kept_ones_are_found_in_linear_time(world: World) -> None:
+    upper, calls = world.layer.overlays[0].upper, 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "dirname"
+
+    for step in range(2):
+        for number in range(100):
+            (upper / f"{step}-{number}").touch()
+        sys.setprofile(count)
+        changes = look(world.layer, is_live=True)
+        sys.setprofile(None)
+        apply(prepare(world.place, world.layer, changes), world.layer)
+    assert len(world.layer.kept) == 200
+    assert calls < 5_000
 
 
 def test_what_somebody_else_removed_since_it_was_kept_stays_removed(

@@ -23,6 +23,7 @@ import pytest
 from crow.domain.errors import ToolServerError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.tools import Outcome
+from crow.tools.mcp import auth
 from crow.tools.mcp.exchange import LoginClient, plain_url
 from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.mcp.redirect import listening
@@ -247,6 +248,11 @@ async def test_a_server_with_the_older_transport_is_logged_in_to(
 # Refresh
 
 
+async def open_and_wait(open_box: OpenBox, server: HttpServer, folder: Path) -> None:
+    async with open_box(server, login_folder=folder):
+        await anyio.sleep_forever()
+
+
 @pytest.mark.parametrize("how", ["expired", "ends soon", "refused"])
 async def test_a_token_is_refreshed_without_the_user(
     open_box: OpenBox, server: OAuthServer, folder: Path, how: str
@@ -316,6 +322,60 @@ async def test_sessions_that_refresh_at_once_use_each_refresh_token_once(
     ):
         assert [await ready(box) for box in (one, two, three)] == ["", "", ""]
     assert [form["grant_type"] for form in server.forms] == ["authorization_code", "refresh_token"]
+
+
+async def test_a_session_that_ends_during_a_refresh_keeps_the_new_token(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    before = stored(folder)
+    edit_stored(folder, expires_at=time.time() - 100)
+    loop, refreshing, is_cancelled = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def slow(values: Mapping[str, str]) -> Answer:
+        answer = server._token(values)  # from now on, the old refresh token is used up
+        loop.call_soon_threadsafe(refreshing.set)
+        assert is_cancelled.wait(60)
+        return answer
+
+    server.answers["/token"] = slow
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_and_wait, open_box, http(server), folder)
+        await refreshing.wait()
+        tasks.cancel_scope.cancel()
+        loop.call_later(0.01, is_cancelled.set)
+    assert stored(folder)["tokens"]["refresh_token"] in server.refresh_tokens
+
+    assert stored(folder)["tokens"] != before["tokens"]
+    async with open_box(http(server), login_folder=folder) as box:
+        assert await ready(box) == ""
+
+
+async def test_a_session_does_not_wait_long_for_a_refresh_without_an_answer(
+    open_box: OpenBox, server: OAuthServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "_FINISH_S", 0.05)
+    async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
+        assert await ready(box) == ""
+    before = stored(folder) | {"expires_at": 1}
+    edit_stored(folder, expires_at=1)
+    loop, refreshing, is_over = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def silent(values: Mapping[str, str]) -> Answer:
+        loop.call_soon_threadsafe(refreshing.set)
+        assert is_over.wait(60)
+        return 500, {}, b""
+
+    server.answers["/token"] = silent
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(open_and_wait, open_box, http(server), folder)
+            await refreshing.wait()
+            tasks.cancel_scope.cancel()
+    finally:
+        is_over.set()
+    assert stored(folder) == before
 
 
 async def test_a_refresh_token_that_is_refused_leads_to_a_new_login(

@@ -329,8 +329,8 @@ def test_the_directory_of_a_server_goes_even_if_the_server_made_parts_of_it_read
         program = "mkdir made; touch made/file; chmod 500 made; mkdir done; read line"
         server = ServerProcess(StdioServer(name="srv", command="/bin/sh", args=("-c", program)), place.open())
         async with server:
-            directory = server._private
-            assert directory is not None
+            assert server._private is not None
+            directory = server._private.path
             with anyio.fail_after(60):
                 while not (directory / "temporary" / "work" / "done").exists():  # noqa: ASYNC110 - made by another process
                     await anyio.sleep(0.005)

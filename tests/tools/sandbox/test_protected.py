@@ -141,6 +141,22 @@ def test_links_in_place_of_files_and_files_in_place_of_folders_are_replaced(
     assert (kept / "AGENTS.md").readlink() == secret
 
 
+def test_what_was_moved_away_before_never_stops_the_next_move(root: Path, kept: Path) -> None:
+    folder, name = root / ".claude", "x" * 255
+    folder.mkdir()
+
+    def replace_folder() -> None:
+        folder.rmdir()
+        folder.write_text("a file in its place")
+
+    assert len(after(root, kept, replace_folder)) == 1
+    for number in (2, 3):
+        said = after(root, kept, lambda: (folder / name).write_text("evil"))
+        place = kept / str(number) / ".claude" / name
+        assert said == (f"the command created .claude/{name}; it was moved to {place}",)
+    assert os.listdir(folder) == []
+
+
 @posix_only
 def test_modes_are_put_back_and_folders_that_a_command_closed_are_searched(root: Path, kept: Path) -> None:
     hook = root / ".git" / "hooks" / "pre-commit"
