@@ -37,7 +37,7 @@ from crow.store import Store
 from crow.store.importers import importable
 from crow.store.sqlite.failures import REPAIR
 from crow.store.sqlite.repair import repair as repair_file
-from crow.tools import CallPart, CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
+from crow.tools import CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
 from crow.tools.servers import McpServer
 
 _REPORT = 'Please report this as SECURITY.md says. Until it is fixed, set sandbox.enabled = "off".'
@@ -681,9 +681,6 @@ async def _ignore(_output: str) -> None: ...
 
 class _NoSession:
     """A placeholder session for a toolbox that runs no tools."""
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:  # noqa: ARG002
-        return True
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         return ""

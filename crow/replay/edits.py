@@ -19,7 +19,7 @@ from crow.domain.text import shorten
 from crow.replay.requests import Outcome, Replayed
 from crow.store import Store
 from crow.store.branches import own_entries
-from crow.tools import CallPart, Ports, RecallQuery, Toolbox
+from crow.tools import Ports, RecallQuery, Toolbox
 
 _TOOLS = ("apply_patch", "edit_file", "write_file")
 
@@ -108,10 +108,6 @@ def _quoted(path: str) -> str:
 
 class _Nothing:
     """The log and the plan for tools in a scratch directory: nothing is stored."""
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:  # noqa: ARG002
-        """See :class:`crow.tools.Log`."""
-        return True
 
     async def before_change(self, *change: object, **more: object) -> None:
         """See :class:`crow.tools.Log`."""

@@ -19,11 +19,9 @@ from crow.domain.errors import ArgumentError
 from crow.tools import (
     NOTHING_EXCLUDED,
     BackgroundCommand,
-    CallPart,
     CommandAccess,
     ExcludedPaths,
     FileStat,
-    Log,
     OnOutput,
     PlannedCall,
     Ports,
@@ -255,14 +253,7 @@ class _IsolatedWorkspace:
 
 class _UnloggedChanges:
     """A :class:`crow.tools.Log` that records nothing, for a subagent in a layer: its edits do not change the
-    workspace, so there is nothing to undo. `log` is the log of the session."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:
-        """See :class:`crow.tools.Log`."""
-        return self._log.in_context(part, reader=reader)
+    workspace, so there is nothing to undo."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         """See :class:`crow.tools.Log`. Subagents have no `recall`."""
@@ -287,18 +278,17 @@ def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> t
     """Return the context and the ports with which the built-in tools of a subagent work in the layer `child`.
     `context` and `ports` are those of the session."""
     workspace = _IsolatedWorkspace(context.workspace, child)
-    log = _UnloggedChanges(ports.log)
     own = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, context.keys),
-        seen_files=SeenFiles(log.in_context),
+        seen_files=SeenFiles(ports.in_context),
         outputs=context.outputs,
         skills=context.skills,
         fetches_private=context.fetches_private,
         keys=context.keys,
         is_isolated=True,
     )
-    return own, Ports(log=log, plan=ports.plan)
+    return own, Ports(log=_UnloggedChanges(), plan=ports.plan)
 
 
 def isolated_plan(plan: PlannedCall) -> PlannedCall:

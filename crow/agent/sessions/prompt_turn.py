@@ -29,7 +29,7 @@ RENEW_S = 20.0
 """The lease of a running turn is renewed at this interval, in seconds."""
 END_S = 10.0
 """If a turn has not ended this many seconds after its cancellation, or after its work, `PromptTurn` calls `on_overdue`.
-Everything else that the end of a turn waits for takes less time, so the database does not answer."""
+Everything that the end of a turn waits for usually takes less time, unless the database hangs."""
 
 
 class PromptTurn:
