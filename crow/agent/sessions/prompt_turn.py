@@ -98,9 +98,9 @@ class PromptTurn:
             self._runner.tasks.start_soon(self._watch_end)
 
     async def _watch_end(self) -> None:
-        with anyio.move_on_after(END_S) as limit:
+        with anyio.move_on_after(END_S):
             await self._ended.wait()
-        if limit.cancelled_caught:
+        if not self._ended.is_set():
             self.is_overdue = True
             await self._on_overdue()
 
