@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, ToolCall, ToolSpec, Usage
+from crow.tools.in_context import InContext, always
 from crow.tools.layers import Changes, Layer
 from crow.tools.layers.session import Layers
 from crow.tools.network import CommandNetwork, Host, HostVerdict, Use
@@ -50,8 +51,7 @@ class SandboxStatus:
     writable: tuple[str, ...] = ()
     """Additional directories that commands can change, from the user's settings."""
     withheld: tuple[str, ...] = ()
-    """The names of variables that no command gets, because they hold secrets. Those with keys of endpoints are left
-    out."""
+    """The names of variables that no command gets, because they hold secrets, without those of endpoints."""
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
@@ -92,8 +92,7 @@ class Touched:
     """The file that a call touches. Links are resolved in its paths, except in `other_paths`."""
 
     rule_paths: tuple[str, ...] = ()
-    """The paths by which permission rules may name the file: the absolute path and, inside cwd, also the relative
-    one."""
+    """The paths by which permission rules may name the file: the absolute and, inside cwd, also the relative path."""
     other_paths: tuple[str, ...] = ()
     """The path as it was given, and hard links to the file. Only deny rules use these paths."""
     has_hard_links: bool = False
@@ -250,8 +249,7 @@ class Toolbox(Protocol):
     """All tools of one session. The session's task opens and closes the toolbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Return the tools that the model can use now, in a stable order: first the built-in tools, then the tools of
-        the servers."""
+        """Return the tools that the model can use now, in a stable order: the built-in tools, then those of servers."""
 
     def deferred(self) -> tuple[ToolSpec, ...]:
         """Return the tools of servers that `specs` leaves out, because the model finds and calls them with other
@@ -561,27 +559,8 @@ class RecallQuery:
     """Only entries before this time are searched (Unix ms). None means no limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallPart:
-    """The arguments or the result of a call."""
-
-    call_id: str
-    part: Literal["arguments", "result"]
-
-
-class InContext(Protocol):
-    """See `Log.in_context`."""
-
-    def __call__(self, part: CallPart, *, reader: str) -> bool: ...
-
-
 class Log(Protocol):
     """The part of the session's log that tools use."""
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:
-        """Return whether the model gets this part of a call whole. It does not if the part was shortened, hidden,
-        compacted or undone, or belongs to another agent. `reader` is the id of a call of the model that is meant. If it
-        is empty, the model of any agent of the session is meant."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
         """Return the text that `query` asks for, with at most `limit` entries or places. Compacted entries are
@@ -717,3 +696,5 @@ class Ports:
     """If None, servers cannot use the model."""
     background: BackgroundWatcher | None = None
     """If None, the model is not told when a background command ends."""
+    in_context: InContext = always
+    """Says what the model still gets of the files that it has read or written."""

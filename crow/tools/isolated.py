@@ -258,7 +258,7 @@ def isolated_context(context: ToolContext, ports: Ports, child: ChildLayer) -> t
     own = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, context.keys),
-        seen_files=SeenFiles(ports.log.in_context),
+        seen_files=SeenFiles(ports.in_context),
         outputs=context.outputs,
         skills=context.skills,
         fetches_private=context.fetches_private,

@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from crow.domain.entries import PlanItem
-from crow.tools import CallPart, RecallQuery
+from crow.tools import RecallQuery
 
 
 class NoSession:
     """A :class:`crow.tools.Log` that records nothing, and a :class:`crow.tools.Plan` that is empty."""
-
-    def in_context(self, part: CallPart, *, reader: str) -> bool:  # noqa: ARG002
-        """See :class:`crow.tools.Log`. Nothing is ever shortened or compacted."""
-        return True
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         """See :class:`crow.tools.Log`. Nothing is found."""

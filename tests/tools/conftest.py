@@ -17,7 +17,8 @@ import pytest
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
 from crow.programs import Programs
-from crow.tools import CallPart, ElicitationHandler, Outcome, PlannedCall, Ports, RecallQuery, SubagentRunner
+from crow.tools import ElicitationHandler, Outcome, PlannedCall, Ports, RecallQuery, SubagentRunner
+from crow.tools.in_context import CallPart
 from crow.tools.mcp.client import McpToolbox, ToolSettings, open_toolbox
 from crow.tools.servers import McpServer, ServerOptions, StdioServer
 from crow.tools.workspace import DiskWorkspace
@@ -35,7 +36,7 @@ class RecordingLog:
         self.queries: list[RecallQuery] = []
         self.kept: list[tuple[str, str, Path]] = []
 
-    def in_context(self, part: CallPart, *, reader: str) -> bool:
+    def in_context(self, part: CallPart, _reader: str) -> bool:
         return part not in self.out_of_context
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
@@ -157,7 +158,9 @@ def open_box(root: Path, tmp_path: Path) -> OpenBox:
     ) -> AsyncIterator[Box]:
         """`settings` are fields of `ToolSettings`."""
         log, workspace = RecordingLog(), DiskWorkspace(root, programs=Programs(tmp_path / "untrusted-programs"))
-        ports = Ports(log=log, plan=FixedPlan(*plan), subagents=subagents, elicitation=elicitation)
+        ports = Ports(
+            log=log, plan=FixedPlan(*plan), subagents=subagents, elicitation=elicitation, in_context=log.in_context
+        )
         async with open_toolbox(workspace, ports, servers, ToolSettings(**settings), on_change=on_change) as toolbox:
             try:
                 yield Box(toolbox, log, workspace)

@@ -21,7 +21,8 @@ from crow.domain.rendering import parts_text
 from crow.domain.text import describe, on_one_line
 from crow.store import Hit, Scope, SessionRow, Store, hits_by_session
 from crow.store.transcript import fenced, time_text
-from crow.tools import CallPart, RecallQuery, RecallScope
+from crow.tools import RecallQuery, RecallScope
+from crow.tools.in_context import CallPart
 
 _RECALL_TOOLS = frozenset({"recall"})
 _CONTEXT_CHARS = 300
@@ -54,8 +55,8 @@ class BranchLog:
         for assistant in assistants:
             self._others.pop(assistant, None)
 
-    def in_context(self, part: CallPart, *, reader: str) -> bool:
-        """See :class:`crow.tools.Log`."""
+    def in_context(self, part: CallPart, reader: str) -> bool:
+        """See :data:`crow.tools.in_context.InContext`."""
         call, read_by = entries.CallRef.parse(part.call_id), entries.CallRef.parse(reader)
         branches = [self._branch, *self._others.values()]
         if read_by is not None:

@@ -29,7 +29,7 @@ RENEW_S = 20.0
 """The lease of a running turn is renewed at this interval, in seconds."""
 END_S = 10.0
 """If a turn has not ended this many seconds after its cancellation, or after its work, `PromptTurn` calls `on_overdue`.
-Everything else that the end of a turn waits for takes less time, so the database does not answer."""
+Everything that the end of a turn waits for usually takes less time, unless the database hangs."""
 
 
 class PromptTurn:
@@ -98,9 +98,9 @@ class PromptTurn:
             self._runner.tasks.start_soon(self._watch_end)
 
     async def _watch_end(self) -> None:
-        with anyio.move_on_after(END_S) as limit:
+        with anyio.move_on_after(END_S):
             await self._ended.wait()
-        if limit.cancelled_caught:
+        if not self._ended.is_set():
             self.is_overdue = True
             await self._on_overdue()
 

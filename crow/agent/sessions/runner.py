@@ -117,6 +117,7 @@ class TurnRunner:
                 lambda: self._adapters.model(branch.row.model),
             ),
             background=self.inbox,
+            in_context=log.in_context,
         )
 
     async def run(self, prompt: PendingPrompt) -> StopReason:

@@ -44,8 +44,8 @@ _TELL_S = 2.0
 """The next turn waits at most this many seconds for clients to be told that a turn has ended."""
 
 
-_NO_ANSWER = (
-    "The database does not answer, so the end of the last turn of session {id} is not stored yet. Crow stores it as "
+_OVERDUE = (
+    "The last turn of session {id} has not ended yet, probably because the database does not answer. Crow ends it as "
     "soon as the database answers; send the next prompt after that."
 )
 
@@ -105,7 +105,7 @@ class Session:
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         :raises ~crow.domain.errors.ArgumentError: a queued prompt with other content has this name.
-        :raises ~crow.domain.errors.StoreUnavailable: the database does not answer, so the last turn cannot end.
+        :raises ~crow.domain.errors.StoreUnavailable: the last turn cannot end, because the database does not answer.
         """
         if self.closing:
             raise NoSuchSession(self.id)
@@ -113,7 +113,7 @@ class Session:
             repeat = Repeat(queued=first)
             return PendingPrompt(parts=parts, text=first.text, message_id=first.message_id, name=name, repeat=repeat)
         if self._turn is not None and self._turn.is_overdue:
-            raise StoreUnavailable(_NO_ANSWER.format(id=self.id))
+            raise StoreUnavailable(_OVERDUE.format(id=self.id))
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
         prompt = PendingPrompt(
             parts=parts,
@@ -340,7 +340,7 @@ class Session:
         first, *waiting = self.queue
         first.usage = self.branch.usage.turn
         if first.error is None and not first.scope.cancel_called:
-            first.error = StoreUnavailable(_NO_ANSWER.format(id=self.id))
+            first.error = StoreUnavailable(_OVERDUE.format(id=self.id))
         for prompt in (first, *(each for each in waiting if each.scope.cancel_called)):
             if prompt.scope.cancel_called:
                 prompt.stop = "cancelled"

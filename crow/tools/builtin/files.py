@@ -348,8 +348,8 @@ async def _read_replaced(
     context: ToolContext, target: PathTarget, content: str, *, reader: str = ""
 ) -> tuple[TextFile | None, str | None]:
     """Return the file that a write of `content` would replace, and the reason why it cannot be replaced. The file is
-    None if there is none yet, or if it cannot be shown. The reason is None if the write is fine. `reader` is described
-    at :class:`~crow.tools.Log`."""
+    None if there is none yet, or if it cannot be shown. The reason is None if the write is fine. `reader` is the id
+    of the call that writes; see `SeenFiles.unread_lines`."""
     seen, name = context.seen_files, target.name
     stat = await context.workspace.stat(target.path)
     match stat.kind:

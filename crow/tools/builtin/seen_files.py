@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crow.tools import CallPart, InContext
+from crow.tools.in_context import CallPart, InContext, always
 
 _MAX_CHARS = 1_000_000
 _MAX_ALL_CHARS = 8_000_000
@@ -16,11 +16,12 @@ _MAX_ALL_CHARS = 8_000_000
 
 @dataclass(frozen=True, slots=True)
 class _SeenLines:
-    """Lines of a file that the model knows as long as all of `sources` are in its context."""
+    """Lines of a file that the model has read or written."""
 
     lines: range
     """Counted from 0."""
     sources: frozenset[CallPart]
+    """The model knows the lines as long as all of these are in its context."""
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class SeenFiles:
     is not, and neither is one that was compacted or undone.
     """
 
-    def __init__(self, in_context: InContext = lambda part, *, reader: True) -> None:  # noqa: ARG005
+    def __init__(self, in_context: InContext = always) -> None:
         self._in_context = in_context
         self._files: dict[Path, _SeenFile] = {}
         self._texts: OrderedDict[Path, str] = OrderedDict()
@@ -84,9 +85,7 @@ class SeenFiles:
         file = self._files.get(path)
         if file is None or file.fingerprint != _fingerprint(text):
             return [range(line_count(text))]
-        known = [
-            each.lines for each in file.seen if all(self._in_context(part, reader=reader) for part in each.sources)
-        ]
+        known = [each.lines for each in file.seen if all(self._in_context(part, reader) for part in each.sources)]
         return _gaps(range(line_count(text)), known)
 
     def has_changed(self, path: Path, text: str) -> bool:

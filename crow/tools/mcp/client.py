@@ -146,7 +146,7 @@ async def open_toolbox(
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
-        seen_files=SeenFiles(ports.log.in_context),
+        seen_files=SeenFiles(ports.in_context),
         fetches_private=settings.fetches_private,
         checks=Checks(settings.checks),
         keys=settings.keys,

@@ -108,7 +108,7 @@ async def test_cancelled_prompts_are_answered_while_the_database_hangs_and_end_w
             await anyio.wait_all_tasks_blocked()  # the result is being stored
             run.session.cancel()
         assert (answers, client.ends) == (["cancelled", "cancelled"], ["cancelled"])
-        with pytest.raises(StoreUnavailable, match="The database does not answer, so the end of the last turn of sess"):
+        with pytest.raises(StoreUnavailable, match="The last turn of session s1 has not ended yet"):
             await run.session.prompt(text("too early"))
         place.recover()
         while run.session.is_running:  # noqa: ASYNC110
@@ -126,7 +126,7 @@ async def test_a_turn_whose_end_the_database_holds_up_fails_with_words_and_ends_
     model, client = ScriptedModel(Say(text=["done"]), Say(text=["again"])), EndsNoted()
     async with opened(tmp_path, model, client=client, database_url=place.url) as run:
         client.on_answer = place.hang
-        with pytest.raises(StoreUnavailable, match="Crow stores it as soon as the database answers"):
+        with pytest.raises(StoreUnavailable, match="Crow ends it as soon as the database answers"):
             await run.session.prompt(text("first"))
         assert client.ends == ["error"]
         client.on_answer = lambda: None

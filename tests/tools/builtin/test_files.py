@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from crow.domain.entries import Announcement, Attachment, Diff, Location
 from crow.domain.messages import Image
 from crow.domain.rendering import RESULT_MASK
-from crow.tools import CallPart, Outcome, PlannedCall, Touched, builtin
+from crow.tools import Outcome, PlannedCall, Touched, builtin
 from crow.tools.builtin.files import LineWindow
 from crow.tools.builtin.tool import ToolContext
+from crow.tools.in_context import CallPart
 from crow.tools.jobs import Jobs
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import OpenBox, call

@@ -1,0 +1,26 @@
+"""Tells whether the model still gets a part of an earlier call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """The arguments or the result of a call."""
+
+    call_id: str
+    part: Literal["arguments", "result"]
+
+
+InContext: TypeAlias = Callable[[CallPart, str], bool]
+"""A function that returns whether the model gets this part of a call whole. It does not if the part was shortened,
+hidden, compacted or undone, or belongs to another agent. The second argument is the id of a call of the model that is
+meant. If it is empty, the model of any agent of the session is meant."""
+
+
+def always(_part: CallPart, _reader: str) -> bool:
+    """Return True: nothing that the model has got is ever taken from it. This is an `InContext`."""
+    return True
