@@ -6,9 +6,7 @@ import asyncio
 import gc
 import importlib.metadata
 import logging
-import os
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -498,25 +496,11 @@ class BackgroundImport:
 
 def find_hooks() -> dict[HookEvent, list[NamedHook]]:
     """Return the hooks that installed packages have registered as entry points in groups such as `crow.before_tool`."""
-    if not any(map(_names_hooks, filter(os.path.isdir, sys.path))):
-        return {}
     points = importlib.metadata.entry_points()
     found = {event: points.select(group=f"crow.{event}") for event in EVENTS}
     return {
         event: [(f"{point.name} ({point.value})", point.load) for point in chosen] for event, chosen in found.items()
     }
-
-
-def _names_hooks(directory: str) -> bool:
-    """Return whether a package in this directory may register hooks. This check is much faster than reading all entry
-    points."""
-    with os.scandir(directory) as packages:
-        names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]
-    for name in names:
-        with suppress(OSError), open(os.path.join(name, "entry_points.txt"), "rb") as file:
-            if b"[crow." in file.read():
-                return True
-    return False
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from crow.llm.facts import Refusal
 
 if TYPE_CHECKING:
     from crow.llm.chat.encode import ChatEncoder as ChatEncoder
-    from crow.llm.chat.parser import StreamParser
+    from crow.llm.chat.parser import ChatParser as ChatParser
     from crow.llm.dialect import Dialect as Dialect
     from crow.llm.messages.encode import MessagesEncoder as MessagesEncoder
     from crow.llm.messages.parser import MessagesParser as MessagesParser
@@ -27,28 +27,25 @@ if TYPE_CHECKING:
     from crow.llm.wires import Wire as Wire
     from crow.llm.wires import wire_named as wire_named
 
-    ChatParser = StreamParser
-
-_LATER: Mapping[str, tuple[str, str]] = {
-    "ChatEncoder": ("chat.encode", "ChatEncoder"),
-    "ChatParser": ("chat.parser", "StreamParser"),
-    "Dialect": ("dialect", "Dialect"),
-    "MessagesEncoder": ("messages.encode", "MessagesEncoder"),
-    "MessagesParser": ("messages.parser", "MessagesParser"),
-    "ResponsesEncoder": ("responses.encode", "ResponsesEncoder"),
-    "ResponsesParser": ("responses.parser", "ResponsesParser"),
-    "SseDecoder": ("sse", "SseDecoder"),
-    "Wire": ("wires", "Wire"),
-    "wire_named": ("wires", "wire_named"),
+_LATER: Mapping[str, str] = {
+    "ChatEncoder": "chat.encode",
+    "ChatParser": "chat.parser",
+    "Dialect": "dialect",
+    "MessagesEncoder": "messages.encode",
+    "MessagesParser": "messages.parser",
+    "ResponsesEncoder": "responses.encode",
+    "ResponsesParser": "responses.parser",
+    "SseDecoder": "sse",
+    "Wire": "wires",
+    "wire_named": "wires",
 }
-"""Maps the names that are imported on first use to their modules in this package, and their names there."""
+"""Maps the names that are imported on first use to their modules in this package."""
 
 
 def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, inner = _LATER[name]
-    return getattr(import_module(f"{__name__}.{module}"), inner)
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
 
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]

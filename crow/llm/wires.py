@@ -39,9 +39,9 @@ def wire_named(name: WireName) -> Wire:
     match name:
         case "chat":
             from crow.llm.chat.encode import ChatEncoder
-            from crow.llm.chat.parser import StreamParser
+            from crow.llm.chat.parser import ChatParser
 
-            return Wire(name=name, path="/chat/completions", encoder=ChatEncoder, parser=StreamParser)
+            return Wire(name=name, path="/chat/completions", encoder=ChatEncoder, parser=ChatParser)
         case "responses":
             from crow.llm.responses.encode import ResponsesEncoder
             from crow.llm.responses.parser import ResponsesParser

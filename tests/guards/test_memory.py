@@ -14,7 +14,7 @@ from crow.domain.conversation import Projection
 from crow.domain.entries import Assistant
 from crow.domain.events import EntryStored, Event
 from crow.frontend.view import View
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.sse import SseDecoder
 from crow.protocol.params import client_capabilities
 from crow.store.codec import encode
@@ -117,7 +117,7 @@ async def test_a_long_answer_needs_a_small_multiple_of_its_size() -> None:
 def test_a_stream_keeps_nothing_but_its_text() -> None:
     burst = [sse(chunk({"content": f"t{number} "}), done=False) for number in range(CHUNKS)]
     text = "".join(f"t{number} " for number in range(CHUNKS))
-    decoder, parser = SseDecoder(), StreamParser(())
+    decoder, parser = SseDecoder(), ChatParser(())
     with watched() as memory:
         for piece in burst:
             parser.feed(decoder.feed(piece))

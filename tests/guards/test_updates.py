@@ -11,7 +11,7 @@ from crow.agent.turns import stream as drafts
 from crow.agent.turns.stream import AnswerDraft
 from crow.domain.events import Event, TextShown
 from crow.domain.messages import Answer
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
 from crow.llm.stream import AnswerStream, RetryTiming
@@ -73,8 +73,8 @@ class Way:
     def sent(self) -> None:
         """No bytes are sent."""
 
-    def parser(self) -> StreamParser:
-        return StreamParser()
+    def parser(self) -> ChatParser:
+        return ChatParser()
 
     def adapt(self, _complaint: ErrorBody) -> bool:
         return False

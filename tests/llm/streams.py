@@ -12,7 +12,7 @@ from typing import Any
 from crow.domain.errors import ModelError
 from crow.domain.messages import Answer, ToolSpec
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.parser import AnswerParser
 from crow.llm.sse import SseDecoder
 
@@ -45,7 +45,7 @@ class Outcome:
     thought: str
 
 
-def outcome_of(fixture: Fixture, pieces: Iterable[bytes], wire: type[AnswerParser] = StreamParser) -> Outcome:
+def outcome_of(fixture: Fixture, pieces: Iterable[bytes], wire: type[AnswerParser] = ChatParser) -> Outcome:
     """Feed the pieces as the transport does."""
     numbers = itertools.count(1)
     decoder = SseDecoder()

@@ -15,7 +15,7 @@ from crow.agent.history.usage import usage_of_answer
 from crow.domain.errors import ContextOverflow
 from crow.domain.messages import Usage
 from crow.llm import ModelLimits, cost_of
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.endpoint import Endpoint
 from crow.llm.errors import ErrorBody, Origin, max_output_tokens, model_error, parse_error_response, retry_after_s
 from crow.llm.learning import EndpointFacts
@@ -70,7 +70,7 @@ def is_sane(limits: ModelLimits) -> bool:
 @given(reports=st.lists(REPORTS | NUMBERS, min_size=1, max_size=3))
 @many
 def test_any_usage_gives_counts_that_can_be_stored_and_a_finite_cost(reports: list[Any]) -> None:
-    parser = StreamParser()
+    parser = ChatParser()
     events = [json.dumps({"choices": [{"delta": {"content": "Hi"}}], "usage": report}) for report in reports]
     parser.feed([*events, json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}]}), "[DONE]"])
     answer = parser.finish()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from crow.domain.errors import AnswerTooLong, ProtocolError
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.parser import LOOP_CHARS, MAX_CHARS
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.tool_calls import new_call_id
@@ -110,7 +110,7 @@ def test_any_split_of_the_content_gives_the_same_thought_and_text(answer: str, o
 def test_any_split_of_arguments_gives_the_same_object(data: str) -> None:
     wanted = {"path": data, "content": data[::-1]}
     text = json.dumps(wanted, ensure_ascii=bool(len(data) % 2))
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     size = max(1, len(data) % 7)
     for at in range(0, len(text), size):
         fragment = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": text[at : at + size]}}
@@ -121,19 +121,19 @@ def test_any_split_of_arguments_gives_the_same_object(data: str) -> None:
 
 
 def test_the_first_piece_is_shown_at_once() -> None:
-    parser = StreamParser()
+    parser = ChatParser()
     assert parser.feed(['{"choices":[{"delta":{"content":"Hi"}}]}']) == [TextDelta(text="Hi")]
     assert parser.feed(['{"choices":[{"delta":{"content":"<think>"}}]}']) == [TextDelta(text="<think>")]
 
 
 def test_thoughts_come_before_the_text_of_the_same_delta() -> None:
-    parser = StreamParser()
+    parser = ChatParser()
     deltas = parser.feed(['{"choices":[{"delta":{"content":"A","reasoning_content":"T"}}]}'])
     assert deltas == [ThoughtDelta(text="T"), TextDelta(text="A")]
 
 
 def test_a_partial_answer_has_no_calls_and_is_interrupted() -> None:
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     parser.feed(['{"choices":[{"delta":{"content":"Now","tool_calls":[{"id":"a","function":{"name":"shell"}}]}}]}'])
     assert parser.partial() == Answer(text="Now", finish="interrupted")
 
@@ -155,7 +155,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("delta", ENDLESS.values(), ids=ENDLESS)
 def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
     event = json.dumps({"choices": [{"delta": delta}]})
     with pytest.raises(AnswerTooLong, match="cut off after 4,000,000 characters"):
@@ -173,7 +173,7 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
 )
 @pytest.mark.parametrize("passage", ["\n", "twigs ", "Wait, twigs break. " * 2, "x".join(TWIGS)[:2000]])
 def test_an_answer_that_repeats_one_passage_is_cut_off_soon(passage: str, member: str, what: str) -> None:
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     parser.feed([json.dumps({"choices": [{"delta": {member: "Now. "}}]})])
     events = [json.dumps({"choices": [{"delta": {member: passage}}]})]
     with pytest.raises(AnswerTooLong, match=f"The {what} from .* was cut off, because its last 16,384 characters"):
@@ -185,19 +185,19 @@ def test_an_answer_that_repeats_one_passage_is_cut_off_soon(passage: str, member
 
 
 def test_repetition_with_differences_or_in_a_complete_answer_is_no_loop() -> None:
-    numbered, parser = "".join(f"| row {number} | ok |\n" for number in range(5_000)), StreamParser()
+    numbered, parser = "".join(f"| row {number} | ok |\n" for number in range(5_000)), ChatParser()
     parser.feed(
         [json.dumps({"choices": [{"delta": {"content": line}}]}) for line in numbered.splitlines(keepends=True)]
     )
     parser.feed(['{"choices":[{"delta":{},"finish_reason":"stop"}]}'])
     assert parser.finish().text == numbered
-    parser = StreamParser()
+    parser = ChatParser()
     parser.feed([json.dumps({"choices": [{"message": {"content": "-" * 50_000}, "finish_reason": "stop"}]})])
     assert parser.finish().text == "-" * 50_000
 
 
 def test_endless_tool_calls_are_cut_at_the_limit() -> None:
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
 
     def event(number: int) -> str:
@@ -215,7 +215,7 @@ def test_endless_tool_calls_are_cut_at_the_limit() -> None:
 
 @pytest.mark.long
 def test_fragments_with_a_new_id_each_are_one_call() -> None:
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * 16_000})
     fragments = [
         {"id": f"id{at}", "function": {"arguments": text[at : at + 4], **({} if at else {"name": "write_file"})}}
@@ -230,7 +230,7 @@ def test_fragments_with_a_new_id_each_are_one_call() -> None:
 
 @pytest.mark.long
 def test_reasoning_details_in_many_pieces_are_joined_in_linear_time() -> None:
-    parser, pieces = StreamParser(), range(50_000)
+    parser, pieces = ChatParser(), range(50_000)
     for number in pieces:
         detail = {"type": "reasoning.text", "index": 0, "text": f"twig {number} "}
         parser.feed([json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]})])
@@ -284,7 +284,7 @@ def test_a_repetitive_answer_is_read_in_linear_time(filler: str) -> None:
     """Quadratic time would take minutes here."""
     text = "wait " + filler * (100_000 // len(filler)) + "."
     chunk = {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     parser.feed([json.dumps(chunk)])
     assert parser.finish().text == text
 
@@ -300,7 +300,7 @@ def test_a_repetitive_answer_is_read_in_linear_time(filler: str) -> None:
 )
 def test_arguments_with_too_many_digits_are_a_fault_that_the_model_is_told(arguments: str, fault: str) -> None:
     function = {"name": "read_file", "arguments": arguments.format("1" * 5_000)}
-    parser = StreamParser(tuple(TOOLS.values()))
+    parser = ChatParser(tuple(TOOLS.values()))
     delta = {"tool_calls": [{"index": 0, "id": "c1", "function": function}]}
     parser.feed([json.dumps({"choices": [{"delta": delta, "finish_reason": "tool_calls"}]}), "[DONE]"])
     (call,) = parser.finish().calls
@@ -311,7 +311,7 @@ def test_arguments_with_too_many_digits_are_a_fault_that_the_model_is_told(argum
 @pytest.mark.parametrize("depth", [200, 600, 900])
 def test_parts_that_nest_deeply_are_read_or_refused(depth: int) -> None:
     nested = "[" * depth + '"A"' + "]" * depth
-    parser = StreamParser()
+    parser = ChatParser()
     with suppress(ProtocolError):
         deltas = parser.feed([f'{{"choices":[{{"delta":{{"content":{{"type":"text","text":{nested}}}}}}}]}}'])
         assert deltas == [TextDelta(text="A")]

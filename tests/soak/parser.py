@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.messages.parser import MessagesParser
 from crow.llm.parser import AnswerParser
 from crow.llm.responses.parser import ResponsesParser
@@ -231,7 +231,7 @@ def texts(value: object) -> list[str]:
 
 def main(cases: int, seed: int) -> int:
     wires: tuple[tuple[type[AnswerParser], list[Fixture]], ...] = (
-        (StreamParser, FIXTURES),
+        (ChatParser, FIXTURES),
         (ResponsesParser, RESPONSES),
         (MessagesParser, MESSAGES),
     )

@@ -22,7 +22,7 @@ from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.llm import ModelInfo, Request
 from crow.llm.chat.encode import ChatEncoder as Encoder
-from crow.llm.chat.parser import StreamParser
+from crow.llm.chat.parser import ChatParser
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
@@ -80,8 +80,8 @@ class StreamTransport:
     def sent(self) -> None:
         """No bytes are sent."""
 
-    def parser(self) -> StreamParser:
-        return StreamParser(self.tools, origin=self.origin)
+    def parser(self) -> ChatParser:
+        return ChatParser(self.tools, origin=self.origin)
 
     def adapt(self, body: ErrorBody) -> bool:
         return False

@@ -27,7 +27,7 @@ from crow.llm.tool_calls import CallAssembler, new_call_id
 from crow.llm.usage import read_usage
 
 
-class StreamParser(AnswerParser):
+class ChatParser(AnswerParser):
     """Parses the chunks of one chat completion. `is_done` means that `[DONE]` arrived."""
 
     wire: ClassVar[WireName] = "chat"
