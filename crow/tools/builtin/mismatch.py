@@ -1,13 +1,14 @@
 """Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed.
 
-The closest place is the one that has the wanted lines in another order. If there is none, the longest wanted lines vote
-for the places where the text would have to begin for them to fit. The places with the most votes are compared with the
-whole text, and the most similar one is shown.
+The closest place is the one where only a formatter has changed the wanted lines, else the one that has them in another
+order. Otherwise each wanted line votes for the places where the text would have to begin for this line to fit. The
+places with the most votes are compared with the whole text, and the most similar one is shown.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -26,10 +27,8 @@ _MAX_CAUSES = 3
 _MAX_WORD_CHARS = 60
 _MAX_POSITIONS = 50
 """At most this many positions of one line are considered."""
-_MAX_VOTERS = 8
-"""This many of the wanted lines vote for places."""
 _MAX_SIMILAR = 40
-"""With each of them, at most this many lines of the file are compared character by character."""
+"""At most this many lines are compared character by character."""
 _MAX_TOKENS = 600
 """At most this many tokens of two parts of a text are compared, because the time grows with the square."""
 _MIN_RATIO = 0.6
@@ -41,7 +40,7 @@ OLD = "old_text"
 NEW = "new_text"
 """The names of the two texts of an edit in messages, if the edit is a call of edit_file."""
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"\w{2,}")
 _FORMAT = re.compile(r"[\s,;'\"`()\\]+")
 _ELLIPSIS = r"(?:\.\.\.|…)"
 _PHRASE = (
@@ -204,11 +203,14 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
     """Return the first and last line of the part of the file that is most like the `wanted` lines, or None if nothing
     is alike. Of several alike, the one that shares more lines with `new` is meant."""
     folded = [fold(line) for line in wanted][:400]
+    reformatted = _reformatted(lines.folded, folded)
+    if reformatted is not None:
+        return reformatted
     reordered = _reordered(lines.folded, folded)
     if reordered is not None:
         return reordered
     hints = {fold(line) for line in new.split("\n")[:400]} - set(folded)
-    votes = _votes(lines.folded, folded)
+    votes = _votes(lines.folded, folded) + _similar_votes(lines.folded, folded)
     best: tuple[float, int, int] | None = None
     for start, _ in votes.most_common(8):
         low = max(0, start - 3 - len(folded) // 4)
@@ -235,6 +237,20 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
     return None if best is None else best[1:]
 
 
+def _reformatted(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
+    """Return the indexes of the first and last line of the only place that is the same as `wanted`, apart from what a
+    formatter may change: white space, line breaks, commas, semicolons, quotes and round brackets. Return None if there
+    is no such place, or several."""
+    bare = [_FORMAT.sub("", line) for line in lines]
+    pieces = [_FORMAT.sub("", line) for line in wanted]
+    text, searched = "".join(bare), "".join(pieces)
+    at = text.find(searched) if pieces[0] and pieces[-1] and len(searched) >= _MIN_APPLIED_CHARS else -1
+    if at < 0 or text.find(searched, at + 1) >= 0:
+        return None
+    starts = [0, *accumulate(map(len, bare))]
+    return bisect_right(starts, at) - 1, bisect_left(starts, at + len(searched)) - 1
+
+
 def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] | None:
     """Return the indexes of the first and last line of the only place that has the `wanted` lines in another order.
     Blank lines do not count. Return None if there is no such place, or several."""
@@ -247,9 +263,23 @@ def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] |
 
 
 def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
-    """Count for each line where `wanted` could begin how well its longest lines fit from there. A line fits where the
-    file has the same line or a similar one, which shares words with it."""
-    longest = sorted(range(len(wanted)), key=lambda index: -len(wanted[index]))[:_MAX_VOTERS]
+    """Count for each line where `wanted` could begin how well its lines fit from there. Rare and long lines count
+    more."""
+    positions: defaultdict[str, list[int]] = defaultdict(list)
+    known = {line for line in wanted if len(line) > 2}
+    for index, line in enumerate(lines):
+        if line in known and len(positions[line]) < _MAX_POSITIONS:
+            positions[line].append(index)
+    votes: Counter[int] = Counter()
+    for offset, line in enumerate(wanted):
+        for position in positions.get(line, ()):
+            votes[position - offset] += 100 * min(len(line), 80) // len(positions[line])
+    return votes
+
+
+def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
+    """Count votes as :func:`_votes` does, but for lines that are only similar."""
+    longest = sorted(range(len(wanted)), key=lambda index: -len(wanted[index]))[:4]
     words = {index: set(_WORD.findall(wanted[index][:_MAX_LINE_CHARS])) for index in longest}
     searched = set().union(*words.values())
     if not searched:
