@@ -18,6 +18,11 @@ This is what other parts of crow need:
 - `Layer.drop()` removes a layer. `recover(place)` completes or takes back what a killed process has left.
 
 All calls block. A change set belongs to this machine. The log only knows its id.
+
+Where to look: `comparison.py` finds changes, with `conflicts.py`, `cleaning.py` and the user's rules (`rules.py`,
+`ignored.py`). `keep.py` moves change sets (`sets.py`), one operation after another (`moves.py`). `children.py`,
+`merge.py` and `view.py` are about subagents. `session.py` calls all of this in threads. `place.py` knows the
+directories on disk, and `states.py` what is at a path.
 """
 
 from crow.tools.layers.changes import Change, Changes, LookRules

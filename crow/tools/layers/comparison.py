@@ -62,7 +62,7 @@ def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False)
             _Comparison(layer, overlay, rules or LookRules(), changes).run()
         except TooLargeError as error:
             changes.problem = str(error)
-    if all(_is_time(each) for each in changes.operations):  # such as a directory with a file that was removed again
+    if all(map(_changes_only_time, changes.operations)):  # such as of a directory with a file that was removed again
         changes.operations.clear()
     return changes
 
@@ -80,8 +80,8 @@ def is_untouched(layer: Layer) -> bool:
     return True
 
 
-def _is_time(operation: Operation) -> bool:
-    """Return whether nothing but the time of a directory has changed."""
+def _changes_only_time(operation: Operation) -> bool:
+    """Return whether an operation changes nothing but the time of a directory."""
     return operation.is_meta and _has_rights_of(operation.before, operation.after)
 
 
@@ -216,9 +216,9 @@ class _Comparison:
         before = self._replaced_state(entry)
         if before is None:
             return
-        if not self._changes.is_live and (
-            kind == "directory" or entry.before is not None or entry.status.st_mode & SET_ID
-        ):
+        # a new file or link has no notes of the kernel
+        is_clean = kind != "directory" and entry.before is None and not entry.status.st_mode & SET_ID
+        if not (is_clean or self._changes.is_live):
             self._cleaner.clean(entry.path, entry.name, entry.above)
             entry.status = os.lstat(entry.name, dir_fd=entry.above)
         after = self._list_directory(entry) if kind == "directory" else self._list_file(entry)

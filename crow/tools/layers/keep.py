@@ -402,7 +402,8 @@ def recover(place: Place) -> tuple[Recovered, ...]:
                 if found[-1].problem:
                     needed += [each.source for each in change_set.operations]
             elif read_state(directory) == "taken back":
-                discard(directory)
+                with suppress(OSError):  # the next process tries again
+                    discard(directory)
             elif read_state(directory) == "kept":
                 with suppress(OSError, ValueError):
                     _clean_up(read_set(directory))

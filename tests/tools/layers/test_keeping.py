@@ -253,6 +253,22 @@ def test_the_names_of_submodules_and_worktrees_hide_nothing_that_git_would_run(w
     assert [name for name in (*hooks, *data) if is_protected(str(git / name))] == hooks
 
 
+def test_a_left_over_that_cannot_be_removed_does_not_stop_the_recovery() -> None:
+    def work(directory: Path) -> list[object]:
+        world = World(directory)
+        changes = changes_of(world.layer, world.root, "echo new > a")
+        for state in ("taken back", "applying"):
+            made = prepare(world.place, world.layer, changes)
+            write_state(made.directory, state)
+            os.close(made.lock)
+        world.place.changes.chmod(0o555)
+        found = recover(world.place)
+        world.place.changes.chmod(0o755)
+        return [[each.is_kept for each in found], (world.root / "a").read_text()]
+
+    assert as_nobody(work) == [[True], "new\n"]
+
+
 def test_many_new_files_beside_many_kept_ones_are_found_in_linear_time(world: World) -> None:
     upper, calls = world.layer.overlays[0].upper, 0
 
