@@ -59,7 +59,7 @@ async def _compare(
     with tempfile.TemporaryDirectory(prefix="crow-replay-") as name:
         root = await anyio.to_thread.run_sync(_write_files, name, inside, cwd)
         moved = replace(call, arguments=call.arguments.replace(_quoted(f"{cwd}/"), _quoted(f"{root}/")))
-        async with open_tools(Path(root), Ports(log=NoSession(), plan=NoSession())) as tools:
+        async with open_tools(Path(root), Ports(log=NoSession(), plan=NoSession(), in_context=None)) as tools:
             moved = tools.understood(moved)
             planned = await tools.plan(moved)
             if not planned.fault and {_below(root, path) for path in planned.paths} != inside.keys():

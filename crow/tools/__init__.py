@@ -696,5 +696,5 @@ class Ports:
     """If None, servers cannot use the model."""
     background: BackgroundWatcher | None = None
     """If None, the model is not told when a background command ends."""
-    in_context: InContext = always
-    """Says what the model still gets of the files that it has read or written."""
+    in_context: InContext | None = always
+    """Says what the model still gets of the files that it has read or written. If None, it knows all files."""

@@ -58,6 +58,14 @@ async def test_edits_are_compared_with_the_log(sqlite_store: SqliteStore) -> Non
     assert failed[1].startswith("today it fails: edit_file: ")
 
 
+async def test_a_long_file_that_the_model_had_read_is_replaced_again(sqlite_store: SqliteStore) -> None:
+    session = Session(sqlite_store)
+    await session.begin()
+    arguments, before = {"path": "a.txt", "content": "short\n"}, b"line\n" * 500
+    await session.edit("write_file", arguments, f"{CWD}/a.txt", before, b"short\n")
+    assert await session.outcomes() == [("identical", "")]
+
+
 async def test_a_hostile_log_changes_nothing_elsewhere(sqlite_store: SqliteStore, tmp_path: Path) -> None:
     session, victim = Session(sqlite_store), tmp_path / "victim.txt"
     victim.write_text("safe\n")

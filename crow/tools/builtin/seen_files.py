@@ -40,10 +40,10 @@ class SeenFiles:
 
     The model may edit a file that it has never read, because an edit must match the file's text anyway. `in_context`
     tells whether a part of an earlier call is still in the model's context. A result that was shortened or hidden there
-    is not, and neither is one that was compacted or undone.
+    is not, and neither is one that was compacted or undone. If `in_context` is None, the model knows all files.
     """
 
-    def __init__(self, in_context: InContext = always) -> None:
+    def __init__(self, in_context: InContext | None = always) -> None:
         self._in_context = in_context
         self._files: dict[Path, _SeenFile] = {}
         self._texts: OrderedDict[Path, str] = OrderedDict()
@@ -82,10 +82,12 @@ class SeenFiles:
         """Return the lines of the file, which holds `text`, that the model does not know, counted from 0. `reader` is
         the call for which the lines have to be known. If it is empty, lines count that any model of the session
         knows."""
-        file = self._files.get(path)
+        in_context, file = self._in_context, self._files.get(path)
+        if in_context is None:
+            return []
         if file is None or file.fingerprint != _fingerprint(text):
             return [range(line_count(text))]
-        known = [each.lines for each in file.seen if all(self._in_context(part, reader) for part in each.sources)]
+        known = [each.lines for each in file.seen if all(in_context(part, reader) for part in each.sources)]
         return _gaps(range(line_count(text)), known)
 
     def has_changed(self, path: Path, text: str) -> bool:
