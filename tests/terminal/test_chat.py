@@ -354,7 +354,7 @@ def test_plain_mode_moves_no_cursor_and_uses_words(shell: Shell) -> None:
 def test_the_first_chat_without_a_model_offers_one_and_names_what_can_be_imported(shell: Shell) -> None:
     theirs = shell.home.parent / ".claude" / "projects" / "-repo"
     theirs.mkdir(parents=True)
-    (theirs / "one.jsonl").write_text("{}\n")
+    (theirs / "11111111-2222-4333-8444-555555555555.jsonl").write_text("{}\n")
     unset = {"CROW_MODEL": "", "OPENAI_BASE_URL": "", "OPENAI_API_KEY": ""}
     for is_first in (True, False):
         with shell.in_terminal("chat", **unset) as terminal:
