@@ -385,8 +385,8 @@ class SearchStore(Protocol):
         0."""
 
     async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
-        """Return those of these sessions that have a compaction on their path that was not undone. Their model sees a
-        summary of earlier entries, or no longer sees some outputs."""
+        """Return the sessions among these whose path has a compaction that was not undone. In such a session, the model
+        sees a summary of earlier entries, or no longer sees some outputs."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
         """Return one sum for each model that the session or its subagents used."""

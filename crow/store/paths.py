@@ -13,7 +13,8 @@ from crow.store import BranchPoint, BranchTip, Outline
 
 _PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
 _POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "checkpoint": "checkpoint"}
-"""Maps kinds of entries to their names in an outline. An entry of another kind is there only if it has a label."""
+"""Maps kinds of entries to their names in an outline. An entry of another kind is in the outline only if it has a
+label."""
 
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
@@ -75,7 +76,7 @@ class TailPath:
 
     def add(self, entry: Entry, size: int = 0) -> bool:
         """Add `entry`, the parent of the entry that was added last. `size` is the number of bytes of its texts. If the
-        newest valid checkpoint does not keep `entry`, or if it does not fit, return false and do not add it."""
+        newest valid checkpoint does not keep `entry`, or if `entry` does not fit, return false and do not add it."""
         if self._first_kept is not None and entry.id < self._first_kept:
             return False
         # A checkpoint keeps only entries that the model can see at once, so all of them are read.
@@ -97,7 +98,7 @@ class TailPath:
 
     @property
     def restored(self) -> Collection[int]:
-        """The checkpoints and masks that no longer count."""
+        """The ids of the checkpoints and masks that the added restore entries undo."""
         return self._restored
 
     @property
@@ -120,10 +121,10 @@ class TailPath:
         return tuple(reversed(self._newest_first))
 
     def entries_after_cut(self, root: int, checkpoint: Entry | None, user: Entry | None) -> tuple[Entry, ...]:
-        """Return the added entries, after a checkpoint that is not stored and that stands for the entries that were
-        left out, up to and including `cut`. `checkpoint` and `user` are the newest valid checkpoint and the newest
-        prompt among those entries, or None. The new checkpoint repeats the summary of the one and the text of the
-        other. `root` is the id of the first entry of the path."""
+        """Return a new checkpoint, followed by the added entries. The new checkpoint is not stored. It stands for the
+        entries that were left out, up to and including `cut`. `checkpoint` and `user` are the newest valid checkpoint
+        and the newest prompt among the entries that were left out, or None. The new checkpoint repeats the summary of
+        `checkpoint` and the text of `user`. `root` is the id of the first entry of the path."""
         assert self.cut is not None
         words = _UNREAD.format(last=self.cut.id)
         body = Checkpoint(compaction_id=f"unread-{self.cut.id}", summary=words, first_kept=None, method="unread")
@@ -176,8 +177,8 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _labels_at(labels: Mapping[int, tuple[str, int | None]], known: Collection[int]) -> Mapping[int, tuple[str, ...]]:
-    """Map each entry that has labels to them. The newest note about a label decides which entry has it. `labels` is
-    that of `outline_of`, and `known` are the entries in the outline."""
+    """Map each entry that has labels to its labels. The newest note about a label decides which entry has the label.
+    For `labels`, see `outline_of`. `known` are the entries in the outline."""
     places: dict[str, int] = {}
     for note, (label, entry) in sorted(labels.items()):
         places.pop(label, None)

@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class SharedStore(ABC):
-    """Opens and deletes sessions, and keeps the ends of turns that could not be stored. The abstract methods are each
-    one transaction."""
+    """Opens and deletes sessions, and keeps the ends of turns that could not be stored. Each abstract method is one
+    transaction."""
 
     def __init__(self) -> None:
         self.on_stored: Callable[[str], object] = lambda _: None

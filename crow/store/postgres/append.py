@@ -105,7 +105,7 @@ class _Chain:
 
 
 def _chain(entries: Sequence[tuple[NewEntry, int]]) -> _Chain:
-    """Encode entries, each with its turn."""
+    """Encode entries, each paired with its turn, for `_APPEND` or `_ADD`."""
     encoded = [encode(new.body) for new, _ in entries]
     usages = [storable_usage(new.usage) for new, _ in entries]
     counts = SessionCounts()
@@ -415,7 +415,7 @@ class _SessionState:
     orphans: Sequence[InboxItem] = ()
     """The queued prompts of dead stores."""
     waiting: tuple[QueuedPrompt, ...] = ()
-    """Texts about background work that wait in the inbox for the model. Those of other living stores are left out."""
+    """Texts about background work that wait in the inbox for the model. Texts from other living stores are left out."""
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> _SessionState:

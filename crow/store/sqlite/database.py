@@ -430,8 +430,9 @@ class Database:
                 logger.error("%s", words)
                 self._notice = words
             writer = await self._connect(path)
-            # Closed before the copy is set up, because SQLite deletes the WAL beside the path of a file that it closes.
-            # Writes that still wait for the old connection raise FileGone, and are repeated on the new file.
+            # Close the old connections before the copy is set up, because SQLite deletes the WAL at the path of a file
+            # that it closes. Writes that still wait for the old connection raise FileGone, and are repeated on the new
+            # file.
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     await connection.close()

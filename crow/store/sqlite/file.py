@@ -52,8 +52,8 @@ class DatabaseFile:
     continues with another object of this class."""
 
     def __init__(self, path: Path, opened: FileId | None, timeout: LockTimeout) -> None:
-        """`opened` identifies the file that is open, or is None if it does not matter which file has the path: a file
-        that is only read stays open even if it is deleted."""
+        """`opened` identifies the open file. It is None for a file that is only read, because such a file stays
+        readable even if it is deleted or replaced."""
         self.path = path
         self.jobs: deque[WriteJob[Any]] = deque()
         """The writes that wait for the next call of `commit`."""

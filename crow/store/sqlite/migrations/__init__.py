@@ -1,7 +1,7 @@
 """The database schema, as SQL files. Each file migrates the database by one version.
 
 File number n migrates from version n - 1 (`PRAGMA user_version`) to n. A file that was released never changes. A new
-database gets the schema that all of them make from `newest.sql`, which `make schemas` generates: this takes a third of
+database gets its schema from `newest.sql`, which `make schemas` generates from all these files. This takes a third of
 the time.
 """
 
