@@ -298,7 +298,7 @@ class Admin(Protocol):
 
 
 def only_match(name: str, found: Sequence[SessionMatch]) -> SessionMatch:
-    """Return the only one of the sessions that `name` may mean.
+    """Return the session in `found`, if there is exactly one. `found` are the sessions that `name` may mean.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such session, or there are several.
     """

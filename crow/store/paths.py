@@ -143,9 +143,10 @@ class TailPath:
 def newest_checkpoint(
     path: Iterable[int], checkpoints: Collection[int], restores: Mapping[int, int], restored: Collection[int]
 ) -> int | None:
-    """Return the id of the newest checkpoint on a path that was not undone, or None. `path` has the ids of the path's
-    entries, newest first. `checkpoints` are the ids of all checkpoints that may be on it. `restores` maps the id of
-    each restore to the id of the entry that it undoes. `restored` are ids that entries after this path have undone."""
+    """Return the id of the newest checkpoint that is on a path and was not undone, or None. `path` has the ids of the
+    path's entries, newest first. `checkpoints` are the ids of all checkpoints that may be on the path. `restores` maps
+    the id of each restore to the id of the entry that it undoes. `restored` are the ids of the entries that later
+    restores, after the end of this path, have undone."""
     revoked = set(restored)
     for entry_id in path:
         if entry_id in restores:
@@ -198,9 +199,9 @@ def outline_of(
     prompts: Mapping[int, str],
 ) -> Outline:
     """Return the outline of a tree of entries. `tree` has the id, parent and kind of each entry, oldest first. `ends`
-    are the ends of the branches: first the current leaf, then the ends that the session has left, starting with the one
-    that it left last. `labels` maps notes to a label and the entry that gets it (see `Note.entry`). `prompts` maps
-    entries to texts."""
+    are the ends of the branches: first the current leaf, then the ends that the session has left, the most recently
+    left first. `labels` maps notes to a label and the entry that gets it (see `Note.entry`). `prompts` maps entries to
+    texts."""
     labels_at = _labels_at(labels, {entry_id for entry_id, _, _ in tree})
     # `point_at` and `message_at` map each entry to the newest branch point and the newest message on the entry's path.
     point_at: dict[int | None, int | None] = {None: None}

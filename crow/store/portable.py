@@ -594,10 +594,10 @@ class Block:
                 raise _MisplacedError(line, f'session "{session.id}": {words}')
 
     def check_relatives(self, others: Collection[str]) -> None:
-        """Check that `parent_id` and `forked_from` name only sessions in the file or in `others`. Any other id could be
-        that of a session that the importing user already has.
+        """Check that `parent_id` and `forked_from` name only sessions in the file or in `others`. Another id could
+        belong to a session that the importing user already has.
 
-        :raises Unreadable: a session names any other session.
+        :raises Unreadable: a session names another id.
         """
         for line, session in self._sessions.values():
             for relative in (session.parent_id, session.forked_from):

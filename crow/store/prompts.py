@@ -35,7 +35,7 @@ def named_prompt_in(body: Body) -> tuple[PromptName, str] | None:
 def check_same(name: PromptName, digest: str) -> None:
     """Check that a prompt has the content of the earlier prompt with the same name, whose digest is `digest`.
 
-    :raises ArgumentError: it has other content.
+    :raises ArgumentError: the prompt has other content.
     """
     if digest != name.digest:
         raise ArgumentError(

@@ -22,7 +22,7 @@ def is_entry_id(number: int) -> bool:
 
 
 def check_new_id(session_id: str) -> None:
-    """:raises ArgumentError: a column of type text cannot hold this id of a new session."""
+    """:raises ArgumentError: the id of a new session has characters that the database cannot store."""
     if not is_plain(session_id):
         raise ArgumentError(f"Session id {session_id!r} has characters that the database cannot store.")
 

@@ -19,7 +19,8 @@ class SharedStore(ABC):
 
     def __init__(self) -> None:
         self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session after this store has stored entries of it or has deleted it."""
+        """Called with the id of a session after this store has stored entries of the session or has deleted the
+        session."""
         self.unstored_ends: dict[str, Any] = {}
         """Maps each session whose turn `disown` gave up to the entries that could not be stored, in the form that the
         engine needs."""

@@ -275,7 +275,7 @@ class Scope:
     """The limits of a search. None means no limit."""
 
     cwd: str | None = None
-    """The directory of a session."""
+    """Only sessions in this directory are searched."""
     model: str | None = None
     """A part of a model's name. Case does not matter."""
     since_ms: int | None = None

@@ -365,7 +365,8 @@ class _Failures:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether an error is about reaching the server, so that it may pass without a change of the settings."""
+    """Return whether an error means that the server cannot be reached now. Such an error may pass without a change of
+    the settings."""
     if isinstance(error, (ssl.SSLError, asyncpg.ProtocolViolationError)):
         return False
     return isinstance(error, (OSError, TimeoutError, asyncpg.PostgresConnectionError, *_NOT_NOW))
@@ -458,7 +459,7 @@ def array_of(numbers: Iterable[int]) -> str:
     """Return the value of a parameter that a statement reads as `$1::text::bigint[]`.
 
     asyncpg would ask the server for the type of a parameter `$1::bigint[]`. That takes about 25 ms on each new
-    connection, as long as all the other statements that open a session.
+    connection. All other statements that open a session take as long together.
     """
     return f"{{{','.join(map(str, numbers))}}}"
 

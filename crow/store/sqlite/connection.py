@@ -120,8 +120,8 @@ def read_leniently(
     connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], *, undo: str = "SELECT 1"
 ) -> _T:
     """Call `work`. If it reads a text that is not valid UTF-8, execute `undo` and call it again. From then on, invalid
-    bytes in the texts that this connection reads are replaced. So one damaged text hides no other row, and reading an
-    undamaged file costs nothing more."""
+    bytes in the texts that this connection reads are replaced. So one damaged text does not hide other rows, and
+    reading an undamaged file takes no extra time."""
     try:
         return work(connection)
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:

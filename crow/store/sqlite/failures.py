@@ -1,6 +1,7 @@
 """Says in words why the database cannot be used, and what the user can do about it.
 
-SQLite reports only a class of errors, such as "unable to open database file". The system is asked for the reason.
+SQLite often names only a class of errors, such as "unable to open database file". So this module asks the operating
+system for the reason.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class Pages:
         in_file = -(-len(self.file) // self.page_bytes)
         if self._header and self._header[24:28] == self._header[92:96]:
             (in_header,) = struct.unpack(">I", self._header[28:32])
-            # If the header's number is less than half of the file's, it is damaged. If it is only a little smaller, the
-            # pages beyond it are left over from a vacuum.
+            # A number in the header that is less than half of the number of pages in the file is damaged. If it is only
+            # a little smaller, the pages beyond it are left over from a vacuum.
             return in_header if in_file // 2 < in_header < in_file else in_file
         return in_file
 

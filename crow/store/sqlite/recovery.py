@@ -427,8 +427,8 @@ def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple
 
 
 def _unfit(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> list[str] | None:
-    """Return the columns for which a row has values of another type, or None if this is not a row of such a table.
-    Values at the end of the row may be missing."""
+    """Return the columns whose values in a row do not have a type that `types` allows. Return None if this cannot be a
+    row of a table with these columns. Values at the end of the row may be missing."""
     if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(types):
         return None
     if row.values[0] is not None and NoneType in next(iter(types.values())):

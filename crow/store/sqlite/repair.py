@@ -2,7 +2,8 @@
 
 A repair works on copies. The damaged file is kept beside the file that replaces it. If SQLite can read all rows, wrong
 values are mended and the indexes rebuilt. Otherwise, the readable rows are copied into a new database (`recovery.py`).
-If a repair was killed, the next repair puts its result in place if that result was complete, and removes it otherwise.
+If a repair was killed, the next repair puts the result of the killed one in place if that result was complete, and
+removes it otherwise.
 """
 
 from __future__ import annotations
@@ -322,8 +323,8 @@ def _recover_copy(kept: Path, work: Path, log: WriteAheadLog | None) -> tuple[li
     """Make a database at `work` from the rows of `kept` and its log. Return descriptions of the changes and of the lost
     data.
 
-    If the file is whole without its log, but entries of the file are missing or different with the log, the log belongs
-    to another file. In that case, use the file without the log.
+    If the file is whole without its log, but with the log would lose or change entries, the log belongs to another
+    file. In that case, use the file without the log.
     """
     source = work.with_name(f"{work.name}.source")
     remove_files(work)

@@ -78,7 +78,8 @@ def has_this_schema(connection: sqlite3.Connection) -> bool:
 
 
 def schema() -> str:
-    """Return the text of `newest.sql`: the SQL of the database that all migrations make, one after the other."""
+    """Return the text of `newest.sql`: the SQL that makes the same database as all migrations, run one after
+    another."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         for number, name in enumerate(FILES, start=1):
             _migrate(connection, name, number, from_below=number)
