@@ -163,8 +163,8 @@ def number_of(ids: array[int], entry: int) -> int:
 
 
 def _parent_number(ids: array[int], entry: Entry) -> int | None:
-    """Return the number of an entry's parent in the file. Return None if the entry has no parent, or if the parent is
-    not exported. In a damaged database, the parent may not be older than the entry. Then return None, too."""
+    """Return the number of an entry's parent in the file. Return None if the entry has no parent, if the parent is not
+    exported, or if the parent is not older than the entry, which happens only in a damaged database."""
     return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent) or None
 
 

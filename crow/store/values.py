@@ -324,7 +324,7 @@ GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """A sum of usage. The fields `session`, `title`, `model` and `day` are None unless the sums are grouped by them."""
+    """A sum of usage. The field for a key in `GROUPS` is None if the sums are not grouped by this key."""
 
     session: str | None = None
     """The id of a session. It is empty for entries of a deleted session that its forks still contain."""
