@@ -169,8 +169,8 @@ class SessionStore(RowStore, Protocol):
         does not exist."""
 
     async def directories(self, *, limit: int = 200, seen_by: str | None = None) -> tuple[Directory, ...]:
-        """Return the directories of the sessions that `sessions` lists, the most recently used first. See there for
-        `seen_by`."""
+        """Return the directories of the sessions that `sessions` lists, the most recently used first. For `seen_by`,
+        see `sessions`."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
         """Return whether at least one of these directories is the working directory of a session with a prompt.
@@ -304,7 +304,7 @@ class TurnStore(ClaimStore, Protocol):
 
     async def named_prompt(self, session_id: str, name: PromptName) -> NamedPrompt | None:
         """Return the prompt of this session that has this name, or None. Prompts on all branches count, but not those
-        of the session from which this one was forked.
+        of the session from which this session was forked.
 
         :raises ~crow.domain.errors.ArgumentError: a prompt with other content has this name.
         """
@@ -385,8 +385,8 @@ class SearchStore(Protocol):
         0."""
 
     async def compacted(self, session_ids: Sequence[str]) -> frozenset[str]:
-        """Return those of these sessions that have a compaction on their path that was not undone. Their model sees a
-        summary of earlier entries, or no longer sees some outputs."""
+        """Return the sessions among these whose path has a compaction that was not undone. In such a session, the model
+        sees a summary of earlier entries, or no longer sees some outputs."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
         """Return one sum for each model that the session or its subagents used."""

@@ -298,7 +298,7 @@ class Admin(Protocol):
 
 
 def only_match(name: str, found: Sequence[SessionMatch]) -> SessionMatch:
-    """Return the only one of the sessions that `name` may mean.
+    """Return the session in `found`, if there is exactly one. `found` are the sessions that `name` may mean.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such session, or there are several.
     """
@@ -312,7 +312,7 @@ def only_match(name: str, found: Sequence[SessionMatch]) -> SessionMatch:
 
 
 def best_matches(found: Sequence[tuple[int, SessionMatch]]) -> tuple[SessionMatch, ...]:
-    """Return the sessions of the lowest rank. Each session comes with its rank: 0 if the name is its id, 1 if it is its
-    alias, 2 otherwise."""
+    """Return the sessions of the lowest rank. Each session comes with its rank: 0 if the name is the session's id, 1 if
+    the name is the session's alias, 2 otherwise."""
     best = min((rank for rank, _ in found), default=0)
     return tuple(one for rank, one in found if rank == best)

@@ -12,8 +12,8 @@ from crow.store.codec import KINDS
 
 async def left_branches(store: Store, session_id: str) -> AsyncIterator[Sequence[Entry]]:
     """Yield the branches that the session has left. The branch with the newest end comes first. A branch has the
-    entries from the path to the session's leaf, which are not included, to the branch's end, oldest first. No branch is
-    the beginning of another, but two branches may share their first entries."""
+    entries that are on the path to the branch's end but not on the path to the session's leaf, oldest first. No branch
+    is the beginning of another, but two branches may share their first entries."""
     row, known = await store.session(session_id), set[int]()
     ends = {move.from_leaf for move in await store.moves(session_id) if move.from_leaf is not None}
     for end in sorted(ends, reverse=True):  # so an end in the middle of a branch comes after that branch

@@ -47,9 +47,9 @@ class DeadTurn:
     """The pieces of the draft at the leaf, oldest first."""
     previous: tuple[str, int | None] | None
     """The model of the session's previous request, and the sum of its input and output tokens. None if there was no
-    request before, or if nothing was saved of the answer."""
+    earlier request."""
     has_end: bool
-    """Whether the leaf is the end of this turn. Then the owner died before it could release the turn."""
+    """Whether the leaf is the end of this turn. If so, the owner died before it could release the turn."""
 
 
 def orphans(items: Iterable[InboxItem], owner: str) -> tuple[InboxItem, ...]:
@@ -71,8 +71,9 @@ def closing_entries(
 ) -> list[tuple[NewEntry, int]]:
     """Return the entries that close what dead owners have left behind, each with its turn.
 
-    `dead` is the turn `turn`, if it is still running. Its saved draft becomes an interrupted answer. `left` are the
-    queued prompts and their names. Each becomes a turn that never ran. `model` is the model of the session.
+    `dead` is the turn number `turn` if a dead owner left it running, otherwise None. Its saved draft becomes an
+    interrupted answer. `left` are the queued prompts and their names. Each becomes a turn that never ran. `model` is
+    the model of the session.
     """
     entries: list[tuple[NewEntry, int]] = []
     if dead is not None:
@@ -90,8 +91,8 @@ def closing_entries(
 
 
 def preview(closing: Iterable[tuple[NewEntry, int]], row: SessionRow, *, now_ms: int) -> tuple[Entry, ...]:
-    """Return closing entries as they would follow the session's path. They are not stored, so their ids are made up:
-    they follow that of the session's newest entry."""
+    """Return closing entries as they would follow the session's path. The entries are not stored, so they get made-up
+    ids that follow the id of the session's newest entry."""
     entries: list[Entry] = []
     parent = row.leaf
     for entry_id, (new, turn) in enumerate(closing, start=max(row.newest_entry, row.leaf or 0) + 1):

@@ -22,9 +22,9 @@ _CHUNK_BYTES = 1024 * 1024
 
 Outcome: TypeAlias = Literal["copied", "known", "changed", "in use", "refused", "different"]
 """What happened to one conversation. "copied": it was copied. "known": the target already had this conversation.
-"changed": the target has different sessions with the same ids. "in use": a living process uses the conversation.
-"refused": the conversation cannot be exported or imported. "different": it was copied, but the copy is not equal to the
-source."""
+"changed": the target has different sessions with the same ids. "in use": a living process uses the conversation, or
+changed or deleted it during the copy. "refused": the conversation cannot be exported or imported. "different": it was
+copied, but the copy is not equal to the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class _Part:
     start: int
     """The position in the file at which the conversation's lines begin, in bytes."""
     end: int
-    """The position in the file at which they end, in bytes."""
+    """The position in the file at which the conversation's lines end, in bytes."""
     lines: int
-    """The number of these lines."""
+    """The number of the conversation's lines."""
     hash: str
-    """The sha256 (hex) of these lines."""
+    """The sha256 (hex) of the conversation's lines."""
 
 
 class _CopiedBatch:
@@ -73,7 +73,7 @@ class _CopiedBatch:
         return self._file.tell() > _BATCH_BYTES or len(self.parts) >= _BATCH_CONVERSATIONS
 
     def clear(self) -> None:
-        """Begin an empty file."""
+        """Empty the file, and write the header."""
         self.parts = []
         self._cut(0)
         self._file.write(line_of(Header(format=FORMAT)))
@@ -119,7 +119,8 @@ class _CopiedBatch:
 
 
 class SessionCopy:
-    """Copies all sessions that were ever used from `source` to `target`, and reports the outcome for each conversation.
+    """Copies sessions from `source` to `target`, except those that were never used. Reports the outcome for each
+    conversation.
 
     A conversation becomes visible in the target when it is complete. Then it is read from the target and compared with
     the source. If a copy is interrupted, the next one continues with the conversations that are missing. The source is
@@ -147,7 +148,8 @@ class SessionCopy:
             await self._import(batch)
 
     async def _add(self, batch: _CopiedBatch, conversation: int, sessions: tuple[str, ...]) -> None:
-        """Add a conversation to the batch, unless a living process uses it."""
+        """Add a conversation to the batch. If a living process uses it, or it changes or is deleted meanwhile, report
+        that instead."""
         size, words = len(batch.parts), ""
         try:
             before = await self._source.conversation_state(sessions)

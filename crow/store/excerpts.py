@@ -22,12 +22,12 @@ def text_blob_of(body: bytes) -> str | None:
 
 
 def bytes_per_end(most_bytes: int) -> int:
-    """Return how many bytes an excerpt of about `most_bytes` bytes has of the beginning and of the end of a text."""
+    """Return how many bytes of each of the two ends of a text are in an excerpt of about `most_bytes` bytes."""
     return max(1, most_bytes // 2)
 
 
 def longest_whole(most_bytes: int) -> int:
-    """Return the size in bytes up to which a text is read whole, because an excerpt would not be much shorter."""
+    """Return the largest size in bytes of a text that is read whole, because an excerpt would not be much shorter."""
     return 2 * bytes_per_end(most_bytes) + EXCERPT_SLACK_BYTES
 
 

@@ -19,7 +19,7 @@ LEASE_MS = 60_000
 """If an owner's process cannot be looked up, the owner counts as alive for this long after its last sign of life."""
 
 open_stores: set[str] = set()
-"""The owners (as text) whose stores this process has open."""
+"""The stores that this process has open, each as the text of its `Owner`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from crow.store import BranchPoint, BranchTip, Outline
 
 _PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
 _POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "checkpoint": "checkpoint"}
-"""Maps kinds of entries to their names in an outline. An entry of another kind is there only if it has a label."""
+"""Maps kinds of entries to their names in an outline. An entry of another kind is in the outline only if it has a
+label."""
 
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
@@ -75,7 +76,7 @@ class TailPath:
 
     def add(self, entry: Entry, size: int = 0) -> bool:
         """Add `entry`, the parent of the entry that was added last. `size` is the number of bytes of its texts. If the
-        newest valid checkpoint does not keep `entry`, or if it does not fit, return false and do not add it."""
+        newest valid checkpoint does not keep `entry`, or if `entry` does not fit, return false and do not add it."""
         if self._first_kept is not None and entry.id < self._first_kept:
             return False
         # A checkpoint keeps only entries that the model can see at once, so all of them are read.
@@ -97,7 +98,7 @@ class TailPath:
 
     @property
     def restored(self) -> Collection[int]:
-        """The checkpoints and masks that no longer count."""
+        """The ids of the checkpoints and masks that the added restore entries undo."""
         return self._restored
 
     @property
@@ -120,10 +121,10 @@ class TailPath:
         return tuple(reversed(self._newest_first))
 
     def entries_after_cut(self, root: int, checkpoint: Entry | None, user: Entry | None) -> tuple[Entry, ...]:
-        """Return the added entries, after a checkpoint that is not stored and that stands for the entries that were
-        left out, up to and including `cut`. `checkpoint` and `user` are the newest valid checkpoint and the newest
-        prompt among those entries, or None. The new checkpoint repeats the summary of the one and the text of the
-        other. `root` is the id of the first entry of the path."""
+        """Return a new checkpoint, followed by the added entries. The new checkpoint is not stored. It stands for the
+        entries that were left out, up to and including `cut`. `checkpoint` and `user` are the newest valid checkpoint
+        and the newest prompt among the entries that were left out, or None. The new checkpoint repeats the summary of
+        `checkpoint` and the text of `user`. `root` is the id of the first entry of the path."""
         assert self.cut is not None
         words = _UNREAD.format(last=self.cut.id)
         body = Checkpoint(compaction_id=f"unread-{self.cut.id}", summary=words, first_kept=None, method="unread")
@@ -142,9 +143,10 @@ class TailPath:
 def newest_checkpoint(
     path: Iterable[int], checkpoints: Collection[int], restores: Mapping[int, int], restored: Collection[int]
 ) -> int | None:
-    """Return the id of the newest checkpoint on a path that was not undone, or None. `path` has the ids of the path's
-    entries, newest first. `checkpoints` are the ids of all checkpoints that may be on it. `restores` maps the id of
-    each restore to the id of the entry that it undoes. `restored` are ids that entries after this path have undone."""
+    """Return the id of the newest checkpoint that is on a path and was not undone, or None. `path` has the ids of the
+    path's entries, newest first. `checkpoints` are the ids of all checkpoints that may be on the path. `restores` maps
+    the id of each restore to the id of the entry that it undoes. `restored` are the ids of the entries that later
+    restores, after the end of this path, have undone."""
     revoked = set(restored)
     for entry_id in path:
         if entry_id in restores:
@@ -176,8 +178,8 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _labels_at(labels: Mapping[int, tuple[str, int | None]], known: Collection[int]) -> Mapping[int, tuple[str, ...]]:
-    """Map each entry that has labels to them. The newest note about a label decides which entry has it. `labels` is
-    that of `outline_of`, and `known` are the entries in the outline."""
+    """Map each entry that has labels to its labels. The newest note about a label decides which entry has the label.
+    For `labels`, see `outline_of`. `known` are the entries in the outline."""
     places: dict[str, int] = {}
     for note, (label, entry) in sorted(labels.items()):
         places.pop(label, None)
@@ -197,9 +199,9 @@ def outline_of(
     prompts: Mapping[int, str],
 ) -> Outline:
     """Return the outline of a tree of entries. `tree` has the id, parent and kind of each entry, oldest first. `ends`
-    are the ends of the branches: first the current leaf, then the ends that the session has left, starting with the one
-    that it left last. `labels` maps notes to a label and the entry that gets it (see `Note.entry`). `prompts` maps
-    entries to texts."""
+    are the ends of the branches: first the current leaf, then the ends that the session has left, the most recently
+    left first. `labels` maps notes to a label and the entry that gets it (see `Note.entry`). `prompts` maps entries to
+    texts."""
     labels_at = _labels_at(labels, {entry_id for entry_id, _, _ in tree})
     # `point_at` and `message_at` map each entry to the newest branch point and the newest message on the entry's path.
     point_at: dict[int | None, int | None] = {None: None}

@@ -45,8 +45,8 @@ _PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}"
 """Matches ids that have no special meaning in a shell or for an option parser."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
-"""Matches strings and brackets in JSON. A string without an end matches up to the end of the line, so that it is read
-only once."""
+"""Matches strings and brackets in JSON. A string without an end matches up to the end of the line, so that no part of
+the line is scanned twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,10 +263,10 @@ def _blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with other entry ids. `named` translates the id of an entry, and returns 0 if that entry is not
-    there. `bound` translates an id that only marks a limit, such as `first_kept`.
+    """Return `body` with other entry ids. `named` translates the id of an entry, and returns 0 if the target has no
+    such entry. `bound` translates an id that only marks a limit, such as `first_kept`.
 
-    In file and prompt entries, `recorded_here` becomes false, because another machine will read the entries.
+    In file and prompt entries, `recorded_here` becomes false, because the entries may be read on another machine.
     """
     match body:
         case Started() | File() | ToolResult():
@@ -330,8 +330,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class InvalidExport(Exception):
-    """A record is not valid, or not in a permitted position. The error of `ExportFile.check` names the line of this
-    record."""
+    """A record is not valid, or not in a permitted position. `ExportFile.check` raises an error that names the record's
+    line."""
 
 
 class ExportFile:
@@ -594,10 +594,10 @@ class Block:
                 raise _MisplacedError(line, f'session "{session.id}": {words}')
 
     def check_relatives(self, others: Collection[str]) -> None:
-        """Check that `parent_id` and `forked_from` name only sessions in the file or in `others`. Any other id could be
-        that of a session that the importing user already has.
+        """Check that `parent_id` and `forked_from` name only sessions in the file or in `others`. Another id could
+        belong to a session that the importing user already has.
 
-        :raises Unreadable: a session names any other session.
+        :raises Unreadable: a session names another id.
         """
         for line, session in self._sessions.values():
             for relative in (session.parent_id, session.forked_from):
@@ -672,9 +672,10 @@ def _body(record: EntryRecord, load: Load) -> Body:
 
 
 def _check_integers(value: object, name: str) -> None:
-    """Check the integers in a body. `name` says in the error where the value is.
+    """Check the integers in a body. `name` is the place of the value, for the error message.
 
-    :raises Unreadable: an integer takes more than 64 bits. Crow writes none, and the largest cannot become floats.
+    :raises Unreadable: an integer takes more than 64 bits. Crow writes no such integers, and the largest of them cannot
+        be converted to floats.
     """
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise Unreadable(f"{name} is {show(value)}; expected at most 64 bits")

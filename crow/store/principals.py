@@ -34,7 +34,7 @@ from crow.store import (
 )
 from crow.store.watching import News, Watcher
 
-# ruff: noqa: ARG002  # some parameters of the interface are for those who see everything
+# ruff: noqa: ARG002  # some parameters, such as `seen_by`, are for callers that see everything
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Callable[..., Any])
@@ -79,7 +79,7 @@ def _needs(need: Access, method: _M) -> _M:
 
 
 def _same(method: _M) -> _M:
-    """Return a method that calls `method` of the inner store, because it concerns no session."""
+    """Return a method that calls `method` of the inner store without a check, for methods that concern no session."""
 
     @wraps(method)
     async def passed(store: PrincipalStore, *args: Any, **options: Any) -> Any:
@@ -89,7 +89,7 @@ def _same(method: _M) -> _M:
 
 
 def _refused(method: _M) -> _M:
-    """Return a method that no principal may call."""
+    """Return a replacement for `method` that always raises an error, because no principal may manage tokens."""
 
     @wraps(method)
     async def refused(*_: object, **__: object) -> None:
@@ -112,11 +112,11 @@ class PrincipalStore(Store, Watcher):
         self._family = set() if home is None else {home}
         # The sessions that the principal is known to own. An owner never changes.
         self._own: dict[str, None] = {}
-        # The sessions whose turns were claimed through this store. Only these may be given up by `disown`, which cannot
-        # wait for the answer what the principal may do.
+        # The sessions whose turns were claimed through this store. `disown` gives up only these turns: it is not async,
+        # so it cannot ask what the principal may do.
         self._turns: set[str] = set()
 
-    # The methods whose only rule is the access that they need. All others are written out below.
+    # Methods that need no code of their own: they only check the access, check nothing, or always refuse.
 
     enqueue = _needs("write", Store.enqueue)
     named_prompt = _needs("write", Store.named_prompt)

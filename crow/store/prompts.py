@@ -35,7 +35,7 @@ def named_prompt_in(body: Body) -> tuple[PromptName, str] | None:
 def check_same(name: PromptName, digest: str) -> None:
     """Check that a prompt has the content of the earlier prompt with the same name, whose digest is `digest`.
 
-    :raises ArgumentError: it has other content.
+    :raises ArgumentError: the prompt has other content.
     """
     if digest != name.digest:
         raise ArgumentError(
@@ -56,15 +56,15 @@ def check_new(name: PromptName, row: PromptRow | None) -> None:
 
 
 def waiting_prompt(row: PromptRow, sender: str | None, owner: str) -> NamedPrompt:
-    """Return a prompt that has no turn. `sender` has put it into the inbox; it is None if the prompt is not there any
-    more, because it was cancelled. `owner` is this store."""
+    """Return a prompt that has no turn. `sender` is the owner that put the prompt into the inbox. It is None if the
+    prompt is no longer in the inbox, because the prompt was cancelled. `owner` is this store."""
     end = TurnEnd(stop="cancelled") if sender is None else None
     return NamedPrompt(message_id=row.message_id, end=end, is_own=sender == owner)
 
 
 def ended_prompt(row: PromptRow, end_entry: int, entries: Sequence[Entry]) -> NamedPrompt:
-    """Return a prompt whose turn has ended. `entries` are those entries of the turn that used something, then its
-    end."""
+    """Return a prompt whose turn has ended. `entries` are the entries of the turn that have a usage, followed by the
+    entry that ends the turn."""
     body = entries[-1].body if entries else None
     return NamedPrompt(
         message_id=row.message_id,

@@ -69,7 +69,8 @@ _token_counts = attrgetter(*_TOKEN_COUNTS)
 _NO_COUNTS = (None,) * len(_TOKEN_COUNTS)
 
 USAGE_COLUMNS = (*_TOKEN_COUNTS, "estimated")
-"""Columns of `entries` that hold a `Usage`. In `estimated`, bit 0 stands for the input and bit 1 for the output."""
+"""Columns of `entries` that hold a `Usage`. Bit 0 of `estimated` says whether the input is estimated, and bit 1 whether
+the output is."""
 
 IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
 """The SQL condition that an entry `e` holds the usage of a request. It is false for tool results, because the result of
@@ -271,8 +272,8 @@ def _usage_of(row: EntryRow) -> Usage | None:
 
 
 def usage_totals(rows: Iterable[Sequence[Any]], keys: Sequence[str]) -> tuple[UsageTotal, ...]:
-    """Return the sums in rows of `SUM_COLUMNS`, which are followed by the fields `keys` of a `UsageTotal`. They are
-    sorted by day, if there are days, and the largest input comes first."""
+    """Return the sums in `rows`. Each row has `SUM_COLUMNS`, followed by the fields of `UsageTotal` that `keys` names.
+    The result is sorted by day if there are days, and then by input tokens, largest first."""
     totals: list[UsageTotal] = []
     for row in rows:
         *counts, cost = row[:SUM_COUNT]
@@ -282,8 +283,8 @@ def usage_totals(rows: Iterable[Sequence[Any]], keys: Sequence[str]) -> tuple[Us
 
 
 def plain(text: str) -> str:
-    """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because a column of type text cannot hold
-    these in PostgreSQL."""
+    """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because PostgreSQL cannot store these in
+    a text column."""
     return mend(text).replace("\0", "\ufffd")
 
 

@@ -22,7 +22,7 @@ def is_entry_id(number: int) -> bool:
 
 
 def check_new_id(session_id: str) -> None:
-    """:raises ArgumentError: a column of type text cannot hold this id of a new session."""
+    """:raises ArgumentError: the id of a new session has characters that the database cannot store."""
     if not is_plain(session_id):
         raise ArgumentError(f"Session id {session_id!r} has characters that the database cannot store.")
 
@@ -58,7 +58,7 @@ def not_in_session(entry: int, session_id: str) -> ArgumentError:
 
 
 def check_page_limit(limit: int) -> None:
-    """:raises ArgumentError: a page cannot have so few sessions."""
+    """:raises ArgumentError: `limit` is less than 1."""
     if limit < 1:
         raise ArgumentError(f"limit is {limit}; expected 1 or more.")
 
@@ -90,8 +90,8 @@ def fork_of(
     principal: str | None,
     titles: Sequence[str | None],
 ) -> NewSession:
-    """Return the fork of the session `row`. `titles` are those of the sessions of `principal` in the conversation. For
-    the other parameters, see `SessionStore.fork_session`."""
+    """Return the fork of the session `row`. `titles` are the titles of the sessions that `principal` has in the
+    conversation. For the other parameters, see `SessionStore.fork_session`."""
     return NewSession(
         id=new_id,
         cwd=cwd,

@@ -30,7 +30,7 @@ class Listing:
 
 
 class SharedAdmin(Admin, ABC):
-    """An `Admin` without the methods that depend on the engine. The abstract methods are each one transaction."""
+    """An `Admin` without the methods that depend on the engine. Each abstract method is one transaction."""
 
     store: Store
 
@@ -57,8 +57,8 @@ class SharedAdmin(Admin, ABC):
 
     @abstractmethod
     async def selection(self, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
-        """Return the part of a conversation to export with these sessions. `known` are the ids of all sessions in the
-        export file."""
+        """Return the part of a conversation that is exported if these sessions are exported. `known` are the ids of all
+        sessions in the export file."""
 
     @abstractmethod
     async def next_entries(self, selected: ExportSelection, start: int) -> tuple[Sequence[Entry], int]:

@@ -14,12 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class SharedStore(ABC):
-    """Opens and deletes sessions, and keeps the ends of turns that could not be stored. The abstract methods are each
-    one transaction."""
+    """Opens and deletes sessions, and keeps the ends of turns that could not be stored. Each abstract method is one
+    transaction."""
 
     def __init__(self) -> None:
         self.on_stored: Callable[[str], object] = lambda _: None
-        """Called with the id of a session after this store has stored entries of it or has deleted it."""
+        """Called with the id of a session after this store has stored entries of the session or has deleted the
+        session."""
         self.unstored_ends: dict[str, Any] = {}
         """Maps each session whose turn `disown` gave up to the entries that could not be stored, in the form that the
         engine needs."""

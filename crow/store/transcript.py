@@ -104,7 +104,7 @@ class Transcript:
 
 
 def label_words(note: entries.Note, label: str) -> str:
-    """Return a sentence about a label. `label` is its text as it is to be shown."""
+    """Return a sentence about a label. `label` is the text of the label in the form in which it is shown."""
     if note.entry == 0:
         return f"The label {label} was removed."
     return f"Label: {label}" if note.entry is None else f"Entry {note.entry} got the label {label}."
@@ -132,8 +132,8 @@ def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes"
 
 
 def local_time(unix_ms: int) -> datetime:
-    """Return a time in local time. Where the last day of the year 9999 is already in the year 10000, return the day
-    before, because Python has no such year. An imported session can have such a time."""
+    """Return a time in local time. If the local time is already in the year 10000, return the time one day earlier,
+    because Python has no such year. An imported session can have such a time."""
     moment = datetime.fromtimestamp(unix_ms / 1000, UTC)
     try:
         return moment.astimezone()

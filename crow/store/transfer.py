@@ -27,8 +27,8 @@ from crow.store.portable import (
 )
 
 WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
-"""Fields of a `SessionRecord` that an import does not simply copy into the session's new row. It cleans the title, sets
-the leaf later, and `listed` is not a column."""
+"""Fields of a `SessionRecord` that an import does not simply copy into the session's new row. The title is cleaned
+first, the leaf is set later, and `listed` is not a column."""
 
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 """Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
@@ -90,7 +90,7 @@ class ExportSelection:
     ids: array[int]
     """The ids of the entries, ascending."""
     missing: frozenset[int]
-    """Those of the `ids` whose entries are missing from a damaged database."""
+    """The members of `ids` whose entries are missing because the database is damaged."""
     sessions: frozenset[str]
     written_blobs: set[str] = field(default_factory=set)
     """The hashes of the blobs that are already in the file."""
@@ -127,8 +127,8 @@ class Lines:
             yield from self.entry(record, numbered, chosen.written_blobs)
 
     def entry(self, record: EntryRecord, body: Body, written_blobs: set[str]) -> Iterator[bytes]:
-        """Return the lines of one entry. `written_blobs` are the hashes of the blobs that are already in the file, to
-        which this method adds."""
+        """Return the lines of one entry. `written_blobs` are the hashes of the blobs that are already in the file; this
+        method adds to them."""
         encoded = encode(body, shares_texts=False)  # older versions of crow cannot import texts that are blobs
         text = encoded.text if encoded.spilled is None else encoded.blobs[encoded.spilled].decode()
         for name, data in encoded.blobs.items():
@@ -163,8 +163,8 @@ def number_of(ids: array[int], entry: int) -> int:
 
 
 def _parent_number(ids: array[int], entry: Entry) -> int | None:
-    """Return the number of an entry's parent. Return None if the entry has no parent, or one that is not older than the
-    entry or is no id. The latter two happen only in a damaged database."""
+    """Return the number of an entry's parent in the file. Return None if the entry has no parent, if the parent is not
+    exported, or if the parent is not older than the entry, which happens only in a damaged database."""
     return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent) or None
 
 
@@ -198,7 +198,8 @@ class ConversationImport(ABC):
         id that keeps the order."""
 
     def read_head(self) -> tuple[ConversationRecord, Sequence[SessionRecord]]:
-        """Return the records before the first entry and the first move. Every call begins anew."""
+        """Return the records before the first entry and the first move. Each call starts again at the beginning of the
+        conversation."""
         self._cleaned = []
         self._records = self._file.records(self.block)
         conversations: list[ConversationRecord] = []
@@ -215,8 +216,8 @@ class ConversationImport(ABC):
         return conversations[0], sessions
 
     def title_of(self, session: SessionRecord) -> str | None:
-        """Return the title for an imported session. It differs from that in the file if that title is too long or has
-        invisible characters. Titles of copied sessions are not changed."""
+        """Return the title for an imported session. If the title in the file is too long or has invisible characters,
+        it is changed. Titles of copied sessions are not changed."""
         if session.title is None or session.id in self.defaults.extras:
             return session.title
         title = portable.clean_title(session.title)

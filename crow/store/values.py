@@ -171,7 +171,7 @@ class Tail:
 
     row: SessionRow
     entries: tuple[Entry, ...]
-    """The part of the path, oldest first: the newest valid checkpoint, all entries from its `first_kept` on, and the
+    """The part of the path, oldest first: the newest valid checkpoint, its `first_kept` and all later entries, and the
     newest prompt entry. Without a checkpoint, it is the whole path. If the part is longer than any model can see, only
     its end is here. Then the first entry is a checkpoint that is not stored and whose `method` is "unread"."""
     waiting: tuple[QueuedPrompt, ...] = ()
@@ -209,7 +209,7 @@ class Directory:
 
     cwd: str
     sessions: int
-    """The number of its sessions in lists."""
+    """The number of sessions in this directory that lists of sessions show."""
     updated_ms: int
     """When one of them was last changed, in Unix milliseconds."""
 
@@ -228,7 +228,8 @@ class BranchPoint:
     text: str
     """The start of the prompt, or the labels, separated by commas."""
     labels: tuple[str, ...] = ()
-    """The labels of the entry, oldest first. If a label is given again, only the last entry that got it has it."""
+    """The labels of the entry, oldest first. If several entries were given the same label, only the last of them still
+    has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,13 +275,13 @@ class Scope:
     """The limits of a search. None means no limit."""
 
     cwd: str | None = None
-    """The directory of a session."""
+    """Only sessions in this directory are searched."""
     model: str | None = None
     """A part of a model's name. Case does not matter."""
     since_ms: int | None = None
-    """The search covers entries from this time on, in Unix milliseconds."""
+    """Entries that are older than this time are left out, in Unix milliseconds."""
     before_ms: int | None = None
-    """The search covers entries before this time, in Unix milliseconds."""
+    """Only entries that are older than this time are searched, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +324,7 @@ GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
-    """A sum of usage. The fields by which the sums are not grouped are None."""
+    """A sum of usage. The field for a key in `GROUPS` is None if the sums are not grouped by this key."""
 
     session: str | None = None
     """The id of a session. It is empty for entries of a deleted session that its forks still contain."""

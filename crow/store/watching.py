@@ -13,7 +13,7 @@ from crow.domain.errors import StoreUnavailable
 from crow.store import SessionRow
 
 _REPAIR_AGAIN_S = 1.0
-"""While a turn's store is dead, the session is reported this often, until somebody has repaired the turn."""
+"""If the store that runs a turn is dead, the session is reported again at this interval until the turn is repaired."""
 _PAUSE_S = 0.5
 _LARGEST_ID = 2**63 - 1
 

@@ -105,7 +105,7 @@ class _Chain:
 
 
 def _chain(entries: Sequence[tuple[NewEntry, int]]) -> _Chain:
-    """Encode entries, each with its turn."""
+    """Encode entries, each paired with its turn, for `_APPEND` or `_ADD`."""
     encoded = [encode(new.body) for new, _ in entries]
     usages = [storable_usage(new.usage) for new, _ in entries]
     counts = SessionCounts()
@@ -142,7 +142,7 @@ class TurnMethods(PathMethods, SharedStore):
         if session_id in self.unstored_ends or state.needs_repair:
             return None
         known = self._epochs.get(session_id, state.epoch)
-        # A later epoch is that of a turn which this store has claimed since the state was read.
+        # If the known epoch is later, this store has claimed a turn since the state was read.
         if known < state.epoch or (known == state.epoch and not state.is_owned):
             self._epochs.pop(session_id, None)  # the turn has ended, perhaps after another store took it over
         return replace(await load_tail(sql, session_id), waiting=state.waiting)
@@ -415,7 +415,7 @@ class _SessionState:
     orphans: Sequence[InboxItem] = ()
     """The queued prompts of dead stores."""
     waiting: tuple[QueuedPrompt, ...] = ()
-    """Texts about background work that wait in the inbox for the model. Those of other living stores are left out."""
+    """Texts about background work that wait in the inbox for the model. Texts from other living stores are left out."""
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> _SessionState:
@@ -459,7 +459,7 @@ class _SessionState:
         return not self.is_owner_alive if self.is_running else bool(self.orphans)
 
     async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
-        """Insert the entries under the leaf, one under the other. The last one becomes the leaf. Return the inserted
+        """Insert the entries as a chain below the leaf. The last of them becomes the leaf. Return the inserted
         entries."""
         new = _chain(entries)
         ids = await sql.fetchval(

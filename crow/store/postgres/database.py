@@ -96,9 +96,9 @@ class Database:
         self.is_read_only = False
         """Whether the database was opened only for reading."""
         self.timeout_s = _STATEMENT_TIMEOUT_S
-        """The time limit of each statement."""
+        """The time limit of each transaction, in seconds."""
         self._time_limits: set[asyncio.Timeout] = set()
-        """The time limits of what runs now."""
+        """The time limits of the transactions that run now."""
 
     @classmethod
     async def open(
@@ -131,7 +131,7 @@ class Database:
             )
         except ValueError as error:  # asyncpg has checked the options in the URL
             raise ArgumentError(f"The URL of the {name} is not valid: {error}") from None
-        # If the presence's connection has broken unnoticed, others may have broken, too.
+        # If the presence loses its connection, the connections of the pool may be broken, too.
         presence = Presence(lock_url or url, owner, lock, when_lost=pool.expire_connections)
         database = cls(name, presence, pool, is_pooled=is_pooled)
         try:
@@ -158,7 +158,8 @@ class Database:
         """Run the block in a transaction, and yield the transaction's connection. A read transaction sees the database
         as it was at one moment. If the connection is already broken when the transaction begins, another connection is
         used. If it breaks later, the transaction fails."""
-        # A task can be cancelled during BEGIN. The transactions of asyncpg cannot be rolled back then.
+        # A task can be cancelled during BEGIN. A transaction object of asyncpg could not be rolled back then, so this
+        # method sends the statements itself.
         begin = "BEGIN ISOLATION LEVEL " + ("REPEATABLE READ READ ONLY" if is_read else "READ COMMITTED")
         for attempt in range(_ATTEMPTS):
             connection = await self._acquire(writes=not is_read)
@@ -301,7 +302,7 @@ class Database:
                 self._time_limits.discard(limit)
 
     def hurry(self) -> None:
-        """Shorten the time limit of what runs now and of everything later, because the process is about to end."""
+        """Shorten the time limits of current and later transactions, because the process is about to end."""
         self.timeout_s = CLOSING_TIMEOUT_S
         end = asyncio.get_running_loop().time() + CLOSING_TIMEOUT_S
         for limit in self._time_limits:
@@ -364,7 +365,8 @@ class _Failures:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Return whether an error is about reaching the server, so that it may pass without a change of the settings."""
+    """Return whether an error means that the server cannot be reached now. Such an error may pass without a change of
+    the settings."""
     if isinstance(error, (ssl.SSLError, asyncpg.ProtocolViolationError)):
         return False
     return isinstance(error, (OSError, TimeoutError, asyncpg.PostgresConnectionError, *_NOT_NOW))
@@ -439,7 +441,7 @@ async def _roll_back_or_end(connection: Any) -> None:
     back."""
     try:
         async with asyncio.timeout(CLOSING_TIMEOUT_S):
-            # Always, because a BEGIN that was cancelled may not have been answered yet.
+            # Even if asyncpg knows of no transaction: the server may not have answered a cancelled BEGIN yet.
             await connection.execute("ROLLBACK")
     except LOST:
         with suppress(asyncpg.InterfaceError):  # it may already be closed
@@ -457,7 +459,7 @@ def array_of(numbers: Iterable[int]) -> str:
     """Return the value of a parameter that a statement reads as `$1::text::bigint[]`.
 
     asyncpg would ask the server for the type of a parameter `$1::bigint[]`. That takes about 25 ms on each new
-    connection, as long as all the other statements that open a session.
+    connection. All other statements that open a session take as long together.
     """
     return f"{{{','.join(map(str, numbers))}}}"
 

@@ -70,7 +70,8 @@ _PIECE = 16
 """A history is yielded in pieces of this many entries. Other tasks run in between."""
 
 _MOST_LEFT = 8
-"""If less than one in this many entries of a session is on the path, the path is read from parent to parent."""
+"""If at most one in this many of the entries that `_RUN` selected is on the path, the rest of the path is read from
+parent to parent."""
 
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, steps) AS (
@@ -99,8 +100,9 @@ _RUN = """
         ORDER BY id DESC LIMIT $2
     ) e
 """
-"""Selects the id and the parent of each of the newest $2 entries that end at $1, as the bytes of numbers of 64 bits. To
-read them as rows takes ten times as long."""
+"""Selects the id and the parent of the entry $1 and of the entries that the same session wrote before it, newest first,
+at most $2 entries. The result is one byte string of 64-bit numbers. Reading the entries as rows would take ten times as
+long."""
 
 _ROOT = """
     WITH RECURSIVE first (session, id) AS (
@@ -113,8 +115,8 @@ _ROOT = """
     )
     SELECT min(id) FROM first
 """
-"""Selects the oldest entry of the conversation $1. It reads one entry of each session in the index; a minimum with a
-condition reads all entries."""
+"""Selects the oldest entry of the conversation $1. It reads only the first entry of each session from the index. A
+plain `min(id)` with this condition would read all entries of the conversation."""
 
 _LEFT_BEHIND = """
     WITH RECURSIVE walk (a, b, dropped) AS (
@@ -169,8 +171,8 @@ class PathMethods(UsesDatabase):
         begun, size = 0, FIRST_BATCH
 
         def begin(most: int) -> None:
-            """Let the server read the next batches while the caller works on the last one. That takes several
-            statements."""
+            """Start to read further batches, until `most` of them are being read. So the server reads while the caller
+            works on the batch before."""
             nonlocal begun, size
             while begun < len(path) and len(reading) < most:
                 reading.append(asyncio.create_task(self._batch(list(path[begun : begun + size]), most_bytes)))
@@ -181,7 +183,7 @@ class PathMethods(UsesDatabase):
             while reading:
                 entries = await reading[0]
                 reading.popleft()
-                if most_bytes is None and entries:  # `first_entries` may have left out the last ones
+                if most_bytes is None and entries:  # `first_entries` may have left out the last entries
                     begun = bisect(path, entries[-1].id)
                 begin(1 if most_bytes is None else _AHEAD)
                 for piece in range(0, len(entries), _PIECE):
@@ -211,8 +213,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _batch(self, sql: Sql, ids: Sequence[int], most_bytes: int | None) -> tuple[Entry, ...]:
-        """Return entries with these ids. With `most_bytes`, return all of them, but at most this many bytes of the text
-        of each tool result. Otherwise, the last ones may be left out (see `first_entries`)."""
+        """Return the entries with these ids. With `most_bytes`, the text of each tool result is shortened to about this
+        many bytes. Without it, entries are returned whole, but the last ones may be left out (see `first_entries`)."""
         return await (first_entries(sql, ids) if most_bytes is None else select_excerpts(sql, ids, most_bytes))
 
     @snapshot
@@ -236,7 +238,7 @@ class PathMethods(UsesDatabase):
         return None if found is None else next(iter(await select_entries(sql, [found])), None)
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        if not is_plain(session_id):  # a statement with this id would fail, and end the connection with the lock
+        if not is_plain(session_id):  # with such an id, `Presence` would lose its connection and the lock
             raise NoSuchSession(session_id)
         with self.database.presence.watching(session_id) as changed:
 
@@ -401,7 +403,7 @@ async def load_tail(sql: Sql, session_id: str) -> Tail:
 
 async def _add_to_tail(sql: Sql, path: TailPath, ids: Sequence[int]) -> bool:
     """Add the entries with these ids, which are sorted newest first. Return false if an entry was not added, because
-    the tail is complete. A tool result that is larger than the rest of the tail's limit is shortened."""
+    the tail is complete. A tool result that does not fit into the tail any more is shortened."""
     sizes = {entry_id: int(size) for entry_id, size in await sql.fetch(_TEXT_SIZES, array_of(ids))}
     done = 0
     while done < len(ids):
@@ -442,10 +444,10 @@ async def _newest_checkpoint(sql: Sql, last: Entry, restored: Collection[int]) -
 
 
 async def _run_batch(sql: Sql, start: int, size: int) -> tuple[list[int], int | None, bool]:
-    """Read the newest `size` entries, up to `start`, of the session that wrote the entry `start`. Return three values:
-    the ids among them that are on the path to `start`, newest first; the id from which to continue, or None at the end
-    of the path; and whether it is worth reading the next entries in the same way. It is not if few of these entries
-    were on the path: then it is faster to go from parent to parent, as `_path_batch` does."""
+    """Read a part of the path to the entry `start`, from the last `size` entries that the session of `start` wrote up
+    to `start`. Return three values: the ids that are on the path, newest first; the id from which to continue, or None
+    at the end of the path; and whether to read the next part in the same way. If only few of the entries were on the
+    path, it is faster to go from parent to parent, as `_path_batch` does."""
     numbers = array("q", await sql.fetchval(_RUN, start, size))
     if sys.byteorder == "little":
         numbers.byteswap()
@@ -515,7 +517,7 @@ async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = F
 
 async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tuple[Entry, ...]:
     """Return the entries with these ids, oldest first. The texts of tool results have at most about `most_bytes` bytes.
-    Of longer texts, only the ends are read."""
+    Only the beginning and the end of a longer text are read."""
     query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::text::bigint[]) ORDER BY e.id"
     rows = [_StoredRow(*row) for row in await sql.fetch(query, array_of(ids))]
     texts = {row.id: name for row in rows if row.kind == "tool" and (name := text_blob_of(row.body or b"")) is not None}
@@ -533,7 +535,7 @@ async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tupl
             return own.get(name, data.get(name))
 
         entry = entry_of(row, partial(body_of, row, row.body, load))
-        if needs_whole:  # for example, the entry has a diff with the long text of another entry
+        if needs_whole:  # for example, a diff of the entry has the long text of another entry
             (entry,) = await select_entries(sql, [row.id])
         found.append(with_excerpt(entry, most_bytes))
     return tuple(found)
@@ -542,8 +544,9 @@ async def select_excerpts(sql: Sql, ids: Sequence[int], most_bytes: int) -> tupl
 async def _blobs_and_ends(
     sql: Sql, ids: Sequence[int], texts: Sequence[str], most_bytes: int
 ) -> tuple[dict[str, bytes], dict[str, tuple[bytes, bytes, int]]]:
-    """Return two mappings from hashes of blobs. The first has the contents of the blobs to which these entries refer.
-    The second has the two ends and the size of each long blob among `texts`, which is left out of the first."""
+    """Read the blobs to which these entries refer, and return two mappings from hashes. For each long blob among
+    `texts` (hashes), the second mapping has its beginning, its end and its size. The first mapping has the contents of
+    all other blobs."""
     if not ids:
         return {}, {}
     rows = await sql.fetch(

@@ -1,8 +1,8 @@
 """A connection with which a store shows that it is alive, and with which it notifies other stores.
 
 A store that runs turns is alive while it holds an advisory lock and renews its lease. The lease is measured by the
-clock of the database. When a store is killed, its connection and its lock end immediately. When a store is frozen or
-cut off from the server, it does not renew its lease, and the lease ends.
+clock of the database server. When a store is killed, its connection and its lock end immediately. When a store is
+frozen or cut off from the server, it does not renew its lease, and the lease ends.
 
 A NOTIFY in every write would make all writers wait for each other. So this module collects the names of changed
 sessions, and sends them with one statement at most every 20 ms.
@@ -30,7 +30,7 @@ CLOSING_TIMEOUT_S = 3.0
 LOST = (
     *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, TimeoutError),
     *(asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
-    asyncpg.InternalClientError,  # the server reported its end before the statement was sent
+    asyncpg.InternalClientError,  # the server had already ended the connection when the statement was sent
 )
 """The errors that asyncpg raises if a connection breaks or cannot be made."""
 
@@ -60,8 +60,8 @@ _END_OLD = """
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND (classid::bigint << 32) | objid::bigint = $1
 """
-"""Ends the broken connection of this store that still holds the lock. A broken connection holds the lock until the
-server notices that the connection is broken."""
+"""Ends an older connection of this store that is broken but still holds the lock $1, because the server has not noticed
+yet that the connection is broken."""
 
 _SIGN = """
     INSERT INTO crow.owners (owner, signed_ms) VALUES ($1, crow.now_ms())
@@ -105,14 +105,14 @@ class Presence:
         self._watches: dict[str, set[asyncio.Event]] = {}
         """The events of the watchers of each session."""
         self._seen: dict[str, Sequence[object]] = {}
-        """The newest known row of `_LOOK` of each watched session."""
+        """Maps each watched session to the row that `_LOOK` last returned for it."""
         self._is_listening = False
         """Whether the current connection gets notifications."""
 
     @property
     def is_locked(self) -> bool:
         """Whether the store holds its lock. If the connection breaks, the result stays true until this process notices
-        it."""
+        the break."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def locked(self) -> Any:
@@ -242,7 +242,7 @@ class Presence:
                 event.set()
         for row in await connection.fetch(_LOOK, list(self._watches), self._owner):
             name, seen = str(row[0]), tuple(row)
-            # A watcher has read the session before the first look, so it may have changed in between.
+            # The first look also sets the events, because the session may have changed since the watcher read it.
             if self._seen.get(name) != seen:
                 for event in self._watches.get(name, ()):
                     event.set()

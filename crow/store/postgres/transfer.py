@@ -53,8 +53,8 @@ _NEEDED = """
     SELECT id FROM crow.entries WHERE conversation = $1 AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id
 """
-"""Selects the entries of the conversation $1 that the sessions $2 need: those that they wrote, those where they stand
-or stood, and all entries before these."""
+"""Selects the entries of the conversation $1 that the sessions $2 need: those that they wrote, their current and former
+leaves, and all entries on the paths to these."""
 
 
 async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
@@ -331,7 +331,8 @@ class Importer(ConversationImport):
             numbers = counts.storable()
             leaf = self.entry_id(record.leaf)
             listed = record.listed
-            if record.id not in self.defaults.extras:  # another program may have written the file
+            # Another program may have written the file, with a wrong `listed`. So also look for a prompt.
+            if record.id not in self.defaults.extras:
                 listed = listed or counts.has_prompt or await newest_of_kind(sql, leaf, "user") is not None
             shown = await sql.fetchval(
                 "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
@@ -369,7 +370,7 @@ async def _add_blobs(sql: Sql, blobs: Mapping[str, bytes]) -> None:
         names,
         [blobs[name] for name in names],
     )
-    # A removal may have deleted one of these blobs meanwhile. Until this transaction ends, the rows are locked.
+    # Lock the blobs, so that no removal deletes one of them before this transaction ends.
     await sql.fetch("SELECT 1 FROM crow.blobs WHERE hash = ANY ($1::text[]) ORDER BY hash FOR KEY SHARE", names)
 
 

@@ -269,7 +269,7 @@ class TurnMethods(PathMethods, SharedStore):
     @snapshot()
     def cancel_turn(self, sql: Connection, session_id: str) -> bool:
         session_values(sql, session_id, "1")
-        return False  # a file carries no requests to other processes
+        return False  # processes that share a file cannot send requests to each other
 
     @transaction()
     def renew_lease(self, sql: Connection, session_id: str) -> None:

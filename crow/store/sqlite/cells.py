@@ -1,8 +1,8 @@
 """Checks the values in the rows of a database, and mends those that can only come from damage.
 
-Entries and blobs have checksums. Other rows have none. But much is stored twice: indexes repeat columns of their rows,
-and entries say which session wrote them. Where a row and the rest of the database differ, the value with more witnesses
-wins. An id is never made up. Each change is described for the user.
+Entries and blobs have checksums. Other rows have none, but many of their values are stored more than once: indexes
+repeat columns of the rows, and entries name the session that wrote them. If these copies differ, the most frequent
+value wins. Ids are never made up. Each change is described for the user.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from crow.store.sqlite.paths import CHECKED_COLUMNS, StoredRow, checksum, unread
 
 _SHOWN_CHARS = 80
 _LATEST_MS = 2**43
-"""No time of crow is later than this (the year 2248, in Unix milliseconds)."""
+"""No time that crow stores is later than this (the year 2248, in Unix milliseconds)."""
 
 _LARGEST_COUNT = 2**62
 _SHORTEST_WORDS = 3
-"""The search index knows only texts with at least as many characters as this."""
+"""The search index cannot find a text with fewer characters than this."""
 
 _JSON_TYPES: Mapping[str, type] = {
     **dict.fromkeys(("additional_directories", "permissions", "parts"), list),
@@ -50,7 +50,7 @@ _GRANTS = {
     "shares": "a share of a session; share it again",
     "tokens": "a token for crow serve; add it again",
 }
-"""Maps tables whose damaged rows are removed to the words for such a row."""
+"""Maps each table whose damaged rows are removed to a description of such a row, for the user."""
 
 _DEFAULTS: Mapping[str, object] = {"cwd": "/", "mode": "ask", "calibration": 1.0, "reason": "undo"}
 
@@ -76,7 +76,7 @@ _INDEXES: Mapping[str, int] = {
     "moves_by_session": 2,
     "imports_by_hash": 2,
 }
-"""Maps indexes to their numbers of columns, with the key of the row."""
+"""Maps each index to its number of columns, including the key of the row."""
 
 _Column: TypeAlias = tuple[str, bool]
 """The type of a column, and whether it must have a value."""
@@ -85,12 +85,13 @@ _Votes: TypeAlias = dict[str, Counter[Value]]
 
 
 class Witnesses:
-    """The values of rows that the indexes in the pages of a file repeat."""
+    """The copies of row values that are in the indexes of a database file."""
 
     def __init__(self, pages: Pages) -> None:
         self._rows = {name: tuple(self._read(pages, name, columns)) for name, columns in _INDEXES.items()}
         self.sessions: dict[int, _Votes] = defaultdict(lambda: defaultdict(Counter))
-        """Maps numbers of sessions to the values of their columns, with the number of indexes that have this value."""
+        """Maps the number of each session to its columns, and each column to the values that indexes have for it. Each
+        value comes with the number of indexes that have it."""
         self.deleted: set[int] = set()
         """The numbers of sessions that an index lists as deleted."""
         self.listed: set[int] = set()
@@ -117,7 +118,7 @@ class Witnesses:
         return self._rows.get(index, ())
 
     def entries(self) -> Mapping[int, Mapping[str, Value]]:
-        """Map ids of entries to the values of those columns that indexes repeat."""
+        """Map the id of each entry to the values that the indexes have for its columns."""
         found: dict[int, dict[str, Value]] = defaultdict(dict)
         for conversation, parent, entry in self.rows("entries_by_conversation"):
             found[entry] |= {"conversation": conversation, "parent": parent}
@@ -128,13 +129,14 @@ class Witnesses:
         return found
 
     def value(self, number: int, column: str) -> Any:
-        """Return the value of a session's column that most indexes have, or None."""
+        """Return the value that most indexes have for a session's column, or None if no index has one."""
         votes = self.sessions[number].get(column)
         return votes.most_common(1)[0][0] if votes else None
 
 
 def damaged_cells(sql: sqlite3.Connection) -> tuple[str, ...]:
-    """Return a line for each value that can only come from damage, in all tables but those of entries and blobs."""
+    """Return a line for each value in `sessions` and the tables of `_SMALL_TABLES` and `_GRANTS` that can only come
+    from damage."""
     found = []
     for table in ("sessions", *_SMALL_TABLES, *_GRANTS):
         columns = _columns(sql, table)
@@ -144,7 +146,8 @@ def damaged_cells(sql: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def mend_cells(sql: sqlite3.Connection, witnesses: Witnesses) -> list[str]:
-    """Replace the damaged values in all tables but those of entries and blobs. Return a line for each change."""
+    """Replace the damaged values in `sessions` and `_SMALL_TABLES`, and delete the damaged rows of the tables in
+    `_GRANTS`. Return a line for each change."""
     changes = _mend_sessions(sql, witnesses)
     for table in _SMALL_TABLES:
         columns = _columns(sql, table)
@@ -168,7 +171,7 @@ def mend_cells(sql: sqlite3.Connection, witnesses: Witnesses) -> list[str]:
 
 
 def doubtful_titles(sql: sqlite3.Connection) -> list[str]:
-    """Return a line for each session whose title is not what the search index has for it."""
+    """Return a line for each session whose title differs from the one in the search index."""
     doubtful = []
     for number, row in _rows(sql, "sessions"):
         title = row["title"]
@@ -185,8 +188,8 @@ def doubtful_titles(sql: sqlite3.Connection) -> list[str]:
 
 
 def mend_entries(sql: sqlite3.Connection, indexed: Mapping[int, Mapping[str, Value]]) -> list[str]:
-    """Put the values that the indexes have (`Witnesses.entries`) into the damaged rows of entries. Return a line for
-    each change. The bytes of their bodies stay as they are."""
+    """Replace columns of damaged entries by the values that the indexes have for them. `indexed` is the result of
+    `Witnesses.entries`. The bodies of the entries are not changed. Return a line for each change."""
     changes = list[str]()
     for row in [row for row, _ in unreadable_entries(sql)]:
         values = _restored_columns(row, indexed.get(row.id, {}))
@@ -203,8 +206,9 @@ def mend_entries(sql: sqlite3.Connection, indexed: Mapping[int, Mapping[str, Val
 
 
 def _restored_columns(row: StoredRow, indexed: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the columns of a damaged entry that differ from what the indexes have for it, with the values of the
-    indexes. If some of them make the checksum right, return only those."""
+    """Return the values from `indexed` (those that the indexes have for a damaged entry) that differ from the row. If
+    the checksum is right without them, return none. If it becomes right with a single one of them, return only that
+    one. Otherwise return all of them."""
     differing = {name: value for name, value in indexed.items() if getattr(row, name) != value}
     subsets = [{}, *({name: value} for name, value in differing.items()), differing]
     for values in subsets if row.checksum is not None else ():
@@ -250,9 +254,9 @@ def _mend_sessions(sql: sqlite3.Connection, witnesses: Witnesses) -> list[str]:
 def _elected(
     sql: sqlite3.Connection, name: str, row: Mapping[str, Any], votes: Counter[Value], *, is_wrong: bool
 ) -> Any:
-    """Return the value of a session's column that most indexes have. The row's own value counts as one more, unless it
-    `is_wrong`. Among equally frequent values, return the one with which most rows of other tables agree, or else the
-    row's own."""
+    """Return the most frequent value of a session's column. `votes` has the values from the indexes. The row's own
+    value counts as one more vote, unless it `is_wrong`. In a tie, the value with which most other rows agree wins. If
+    that is a tie as well, the row's own value wins."""
     own = row[name]
     counts = Counter(votes)
     if not is_wrong:
@@ -266,7 +270,7 @@ def _elected(
 
 
 def _witnesses_beside(sql: sqlite3.Connection, name: str, row: Mapping[str, Any], value: Value) -> int:
-    """Return how many rows of other tables agree with a value of a session's row."""
+    """Return how many other rows agree with `value` as the value of a session's column `name`."""
     match name:
         case "id":
             query = (
@@ -321,7 +325,8 @@ _OF_ENTRIES: Mapping[str, str] = {
 
 
 def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[str, Any]) -> Any:
-    """Return the value for a column of a session that no index repeats and whose own value is damaged."""
+    """Return a new value for a damaged column of a session for which no index has a value. It is computed from the
+    session's entries if that is possible."""
     if name in _OF_ENTRIES:
         found = sql.execute(_OF_ENTRIES[name], {"id": row["id"], "conversation": row["conversation"]}).fetchone()
         if found is not None and found[0] is not None and _is_possible(name, found[0], *column):
@@ -330,7 +335,8 @@ def _computed(sql: sqlite3.Connection, column: _Column, name: str, row: Mapping[
 
 
 def _default(column: _Column, name: str, value: object) -> Any:
-    """Return the value to store in place of a damaged one: the text without its invalid bytes, or an empty value."""
+    """Return the value to store in place of a damaged one: the text with its invalid bytes replaced, or a default for
+    the column."""
     kind, is_needed = column
     if isinstance(value, Undecodable) and name not in _JSON_TYPES:
         return str(value)
@@ -402,8 +408,8 @@ def _columns(sql: sqlite3.Connection, table: str) -> Mapping[str, _Column]:
 
 
 def _rows(sql: sqlite3.Connection, table: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of a table: the key, and the values of all columns but that key. The key of a table without an
-    integer key is 0."""
+    """Return, for each row of a table, the integer key and the values of the other columns. In a table without an
+    integer key, all columns are among the values, and the key is 0."""
     info = list(sql.execute(f"PRAGMA table_info({table})"))
     integer_keys = [name for _, name, kind, _, _, is_key in info if is_key and kind == "INTEGER"]
     key = integer_keys[0] if integer_keys else "0"

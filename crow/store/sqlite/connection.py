@@ -82,7 +82,7 @@ def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "
 
 
 def repaired_name(path: Path) -> Path:
-    """Return the path of the complete result of a repair, until it replaces the database at `path`."""
+    """Return the path at which a repair keeps its complete result until that result replaces the database at `path`."""
     return path.with_name(f"{path.name}.repaired")
 
 
@@ -120,14 +120,15 @@ def read_leniently(
     connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], _T], *, undo: str = "SELECT 1"
 ) -> _T:
     """Call `work`. If it reads a text that is not valid UTF-8, execute `undo` and call it again. From then on, invalid
-    bytes in the texts that this connection reads are replaced. So one damaged text hides no other row, and reading an
-    undamaged file costs nothing more."""
+    bytes in the texts that this connection reads are replaced. So one damaged text does not hide other rows, and
+    reading an undamaged file takes no extra time."""
     try:
         return work(connection)
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
         if connection.text_factory is not str or "decode" not in str(error):
             raise
-        # A record of the log that keeps the error also keeps the statement open, and with it a lock on the file.
+        # Log only the error's text: a log record that holds the error would keep the statement open, and with it a lock
+        # on the file.
         logger.warning("the database has a damaged text (%s); replacing its invalid bytes", str(error))
         connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         connection.execute(undo)

@@ -108,8 +108,8 @@ class State(Enum):
     READ_ONLY = "read only"
     """`open_to_read` has opened the file. Each write fails."""
     MOVED = "moved"
-    """Another file has taken the place of the open one. The content of the open file was copied to a file beside it,
-    which is writable. Calls with `raise_if_moved` fail."""
+    """Another file has taken the place of the open one. The content of the open file was copied to a new file in the
+    same directory, which is used from now on. Calls with `raise_if_moved` fail."""
 
 
 class Database:
@@ -181,7 +181,7 @@ class Database:
 
     @property
     def path(self) -> Path:
-        """The path of the file, or in the state MOVED, that of the copy."""
+        """The path of the open file. In the state MOVED, this is the path of the copy."""
         return self._file.path
 
     @property
@@ -430,8 +430,9 @@ class Database:
                 logger.error("%s", words)
                 self._notice = words
             writer = await self._connect(path)
-            # Closed before the copy is set up, because SQLite deletes the WAL beside the path of a file that it closes.
-            # Writes that still wait for the old connection raise FileGone, and are repeated on the new file.
+            # Close the old connections before the copy is set up, because SQLite deletes the WAL at the path of a file
+            # that it closes. Writes that still wait for the old connection raise FileGone, and are repeated on the new
+            # file.
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     await connection.close()

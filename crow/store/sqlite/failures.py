@@ -1,6 +1,7 @@
 """Says in words why the database cannot be used, and what the user can do about it.
 
-SQLite reports only a class of errors, such as "unable to open database file". The system is asked for the reason.
+SQLite often names only a class of errors, such as "unable to open database file". So this module asks the operating
+system for the reason.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ with suppress(ImportError):  # not available on Windows
 
 
 def unusable(path: Path, what: str, error: OSError) -> StoreUnavailable:
-    """Return an error that says that something (`what`) is impossible at `path`, and what the user can do about it."""
+    """Return an error whose message begins with `path` and `what`, such as "cannot be opened", and says what the user
+    can do."""
     code = error.errno or 0
     advice = _ADVICE.get(code, f"Make its directory writable, or {_ELSEWHERE}")
     return StoreUnavailable(f"{path} {what} ({os.strerror(code) if code else error}). {advice}.")
@@ -76,7 +78,7 @@ def explain(error: Exception, path: Path, waited_s: float) -> Exception:
             )
         case sqlite3.SQLITE_CORRUPT:
             words = f"is damaged ({error}). {REPAIR}"
-        case None if isinstance(error, MemoryError):  # a damaged size can ask for any amount
+        case None if isinstance(error, MemoryError):  # a damaged size can require any amount of memory
             words = (
                 f"needs more memory than crow gets, or is damaged. End other programs; if that does not help: {REPAIR}"
             )
@@ -95,7 +97,7 @@ _LOCK_FAILURES = (sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_RDLOCK, sqlite
 
 
 def locked(path: Path, waited_s: float) -> StoreUnavailable:
-    """Return the error for a database that could not be locked for so many seconds."""
+    """Return the error for a database that could not be locked within `waited_s` seconds."""
     if (reason := _missing_locks(path)) is not None:
         return unusable(path, "cannot be locked", reason)
     return StoreUnavailable(
@@ -113,8 +115,8 @@ def _obstacle(path: Path) -> OSError | None:
 
 
 def _missing_locks(path: Path) -> OSError | None:
-    """Return the system's error for a lock on a new file beside `path`, if it has no locks there. SQLite takes a
-    missing lock for a lock of another program."""
+    """Return the system's error for a lock on a new file beside `path`, or None if locks are supported there. Where
+    they are not, SQLite reports that another program holds the lock."""
     if fcntl is None:
         return None
     try:

@@ -48,12 +48,12 @@ _HAS_WAL_RESET_BUG = sqlite3.sqlite_version_info < (3, 51, 3)
 
 
 class DatabaseFile:
-    """A database file that is open. If another file takes its place, the methods raise `FileGone`, and the `Database`
-    continues with another object of this class."""
+    """A database file that is open. If the file is deleted or replaced, the methods raise `FileGone`, and the
+    `Database` continues with another object of this class."""
 
     def __init__(self, path: Path, opened: FileId | None, timeout: LockTimeout) -> None:
-        """`opened` identifies the file that is open, or is None if it does not matter which file has the path: a file
-        that is only read stays open even if it is deleted."""
+        """`opened` identifies the open file. It is None for a file that is only read, because such a file stays
+        readable even if it is deleted or replaced."""
         self.path = path
         self.jobs: deque[WriteJob[Any]] = deque()
         """The writes that wait for the next call of `commit`."""

@@ -2,8 +2,8 @@
 
 SQLite finds a row through the header, the schema and the pages above the row's page. If one of these is damaged, SQLite
 cannot read the rows below it. SQLite's shell can recover such rows with `.recover`, but Python's `sqlite3` cannot. This
-module reads each page independently, so only the rows on a damaged page are lost. The layout of pages is documented on
-SQLite's page about its database file format.
+module reads each page independently, so only the rows on a damaged page are lost. The layout of pages is described in
+SQLite's documentation of the database file format.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _DEFAULT_PAGE_BYTES = 4096
 _TABLE_LEAF, _TABLE_INTERIOR, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x05, 0x0A, 0x02
 _KINDS = frozenset({_TABLE_LEAF, _TABLE_INTERIOR, _INDEX_LEAF, _INDEX_INTERIOR})
 _LIKELY_KINDS = {kind ^ 1 << bit: kind for kind in (_INDEX_LEAF, _TABLE_LEAF) for bit in range(1, 8)}
-"""Maps damaged types of pages to the type that differs in one bit. Zero, with which unused and overflow pages begin, is
-not among them."""
+"""Maps damaged page types to the leaf type that differs from them in one bit. Zero is not among the damaged types,
+because unused and overflow pages begin with it."""
 
 _MOST_CUT_OFF = 1000
-"""The header's number of pages is damaged if the file is shorter than that by more than this factor."""
+"""If the header says that more than this many times the existing pages are missing, the header is damaged."""
 
 _MAX_COLUMNS = 200
 _MAX_ROW_BYTES = 1_000_000_000
 
 
 class Undecodable(str):
-    """A text with bytes that are not UTF-8. They are replaced in the text."""
+    """A text that was stored with bytes that are not valid UTF-8. In the text, these bytes are replaced."""
 
     raw: bytes
-    """All bytes, unchanged."""
+    """The stored bytes of the whole text."""
 
 
 def text_of(data: bytes) -> str:
@@ -85,7 +85,7 @@ class Pages:
     def roots(self) -> Mapping[str, int]:
         """Maps the names of tables and indexes to their root pages. Names that cannot be read are left out.
 
-        If the schema's own root is damaged, the rows of the schema are searched in all pages.
+        If the schema's own root is damaged, all pages are searched for the rows of the schema.
         """
         found = dict(map(_root, filter(_is_of_schema, self.tree(1))))
         return found if found else dict(map(_root, filter(_is_of_schema, self.rows())))
@@ -98,7 +98,7 @@ class Pages:
         if size < 512 or size & (size - 1):
             return _DEFAULT_PAGE_BYTES
         (pages,) = struct.unpack(">I", self._header[28:32])
-        # If only the default size fits the size of the file, the number in the header is damaged.
+        # If only the default page size fits the size of the file, the page size in the header is damaged.
         fits_default = pages * _DEFAULT_PAGE_BYTES == len(self.file) != pages * size
         return _DEFAULT_PAGE_BYTES if fits_default else int(size)
 
@@ -108,7 +108,8 @@ class Pages:
         in_file = -(-len(self.file) // self.page_bytes)
         if self._header and self._header[24:28] == self._header[92:96]:
             (in_header,) = struct.unpack(">I", self._header[28:32])
-            # A number that is much too small is damaged. A few pages after the last one are left over from a vacuum.
+            # A number in the header that is less than half of the number of pages in the file is damaged. If it is only
+            # a little smaller, the pages beyond it are left over from a vacuum.
             return in_header if in_file // 2 < in_header < in_file else in_file
         return in_file
 
@@ -269,8 +270,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
-"""The sizes of values in bytes, indexed by type number. The type numbers from 12 on, for blobs and texts, are not in
-this list. SQLite does not use 10 and 11."""
+"""The sizes of values in bytes, indexed by type number. Type numbers of 12 and above stand for blobs and texts, and are
+not in this list. SQLite does not use 10 and 11."""
 
 
 def _values(payload: bytes, *, is_whole: bool) -> tuple[Value, ...]:

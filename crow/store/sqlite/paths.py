@@ -234,7 +234,8 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
-    # An index may be damaged. Old versions of SQLite use that of the primary key in spite of NOT INDEXED.
+    # If an index is damaged, look for the row without it. The `+` is there because old versions of SQLite use the index
+    # of the primary key in spite of NOT INDEXED.
     for source in ("sessions WHERE id", "sessions NOT INDEXED WHERE +id"):
         query = f"SELECT {columns} FROM {source} = ? AND deleted_ms IS NULL"
         row: Sequence[Any] | None = sql.execute(query, (session_id,)).fetchone()

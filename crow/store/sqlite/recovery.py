@@ -1,7 +1,8 @@
 """Copies the rows of a damaged database into a new one.
 
-The rows are read directly from the pages, without the schema. The indexes show which rows are lost and where they
-belong. What is lost is listed in full: by name where an index or another row names it, otherwise by number.
+The rows are read directly from the pages, without the schema. The indexes show which rows are lost, and which
+conversation or session each belonged to. Each lost row to which an index or another row refers is listed. Other lost
+rows are only counted.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "RE
 
 
 _MOST_UNFIT = 6
-"""A row with the right number of columns still counts as a row of a table if at most this many values have a wrong
-type."""
+"""A row with the right number of columns still counts as a row of `entries` or `sessions` if at most this many values
+have a wrong type."""
 
 
 def index_words(connection: sqlite3.Connection) -> None:
@@ -83,7 +84,8 @@ class Recovery:
 
         self._indexed = self._witnesses.entries()
         self._misplaced: list[dict[str, Any]] = []
-        """Intact rows of entries whose ids are not those that the indexes have. No checksum covers an id."""
+        """Entries that the indexes do not have under the ids of their rows. The rest of each row is intact, but its
+        checksum does not cover the id."""
 
     def run(self) -> None:
         """Copy all rows."""
@@ -102,7 +104,7 @@ class Recovery:
 
     def _copy(self, row: PageRow) -> None:
         """Insert a row into the table whose columns match the row. A row that is damaged or matches no table is not
-        inserted."""
+        inserted. Damaged and misplaced entries are kept for later steps."""
         match row.values:
             case (str() as table, int() as number) if table in _TABLES and 0 < number < _LARGEST_ID:
                 self._reserve_ids(table, number)
@@ -121,7 +123,7 @@ class Recovery:
             else:
                 is_intact = table != "entries" or (not unfit and _has_valid_checksum(values))
             if is_intact:
-                # A value of a wrong type is stored as a blob, which no column of these tables may be. So it is found.
+                # Store a value of a wrong type as a blob. No column here may hold a blob, so `mend_cells` replaces it.
                 values |= {name: str(values[name]).encode() for name in unfit}
                 if row.values[0] is None:
                     values[next(iter(types))] = row.rowid
@@ -151,15 +153,16 @@ class Recovery:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _is_place_known(self, entry: Mapping[str, Any]) -> bool:
-        """Return whether the indexes have this entry under its id, or have no entries at all."""
+        """Return whether the indexes have an entry with this id, conversation, parent and session. If the indexes have
+        no entries at all, return true."""
         known = self._indexed.get(entry["id"])
         if known is None:
             return not self._indexed
         return all(known.get(name, entry[name]) == entry[name] for name in ("conversation", "parent", "session"))
 
     def _insert_misplaced_entries(self) -> None:
-        """Insert the entries whose ids are damaged. Each gets the id that the indexes have for such an entry. If
-        several ids are possible, or none, the entry keeps the id of its row."""
+        """Insert the entries in `_misplaced`. If the indexes have exactly one missing entry with the same conversation,
+        parent and session, the entry gets the id of that one. Otherwise it keeps the id of its row."""
         existing = {entry for (entry,) in self._new.execute("SELECT id FROM entries")} | self._damaged.keys()
         for values in self._misplaced:
             place = {name: values[name] for name in ("conversation", "parent", "session")}
@@ -175,8 +178,8 @@ class Recovery:
             self._insert("entries", values)
 
     def _insert_damaged_entries(self) -> None:
-        """Insert damaged entries as they are, so that their bytes are kept. Put them where the indexes say they
-        belong. Rows that were cut off are not inserted."""
+        """Insert the damaged entries with the stored bytes of their bodies. Other columns with values of a wrong type
+        get defaults, and then the values that the indexes have. Rows that were cut off are not inserted."""
         types = self._types["entries"]
         for entry, row in sorted(self._damaged.items()):
             unfit = _unfit(row, types)
@@ -199,8 +202,7 @@ class Recovery:
         self._new.execute("DELETE FROM entries WHERE conversation = 0")  # nothing says where they belong
 
     def _list_lost_rows(self) -> None:
-        """Record the lost rows of small tables. A row is lost if it is named in an index but is not in the table, or if
-        nothing says which session it belongs to."""
+        """Record the lost rows of `_SMALL_TABLES`: those that an index names, but that are not in the table."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._witnesses.rows(index):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
@@ -235,8 +237,9 @@ class Recovery:
         return len(missing)
 
     def _entry_before(self, entry: int, conversation: int) -> int | None:
-        """Return the entry that probably came before a lost one: the newest older entry of the conversation, if nothing
-        else follows it. Otherwise return None, so that a new branch begins with the lost entry."""
+        """Return the id of the entry that probably came before the lost entry `entry`: the newest older entry of the
+        conversation. If another entry already follows that one, return None, so that the lost entry begins a new
+        branch."""
         row = self._new.execute(
             "SELECT e.id, EXISTS (SELECT 1 FROM entries n WHERE n.parent = e.id AND n.conversation = e.conversation)"
             " FROM entries e WHERE e.conversation = ? AND e.id < ? ORDER BY e.id DESC LIMIT 1",
@@ -284,7 +287,8 @@ class Recovery:
             values = {"number": number, "archived": value(number, "archived") or 0}
             values |= {name: value(number, name) for name in names}
             self._restore_session(session, conversation, value(number, "newest_entry"), value(number, "cwd"), values)
-        # A session without a row and an index is known from its entries. It is needed if nothing else leads to them.
+        # Other sessions are lost from the table and the indexes, and only their entries name them. Such a session is
+        # needed only if no other session leads to these entries.
         orphans = self._new.execute(
             "SELECT session, conversation, max(id) AS newest FROM entries WHERE session <> ''"
             " AND session NOT IN (SELECT id FROM sessions) GROUP BY session, conversation ORDER BY newest DESC"
@@ -356,12 +360,13 @@ class Recovery:
             )
 
     def _make_consistent(self) -> None:
-        """Remove rows that belong to no session or entry, add missing conversations, and rebuild the search index."""
+        """Remove rows that belong to no session or entry, restore the names of prompts, add missing conversations, and
+        rebuild the search index."""
         self._new.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)")
         for table, _, _, words in _SMALL_TABLES[:3]:
             query = f"DELETE FROM {table} WHERE session NOT IN (SELECT id FROM sessions) RETURNING session"
             self.lost += [f"{words} {session}" for (session,) in self._new.execute(query).fetchall()]
-        self._new.execute(  # names of prompts that still waited are lost; such a prompt can be sent again
+        self._new.execute(  # the names of queued prompts are lost, so such a prompt can be sent again
             "INSERT OR IGNORE INTO prompts (session, name, digest, message_id, turn, entry)"
             " SELECT session, json_extract(body, '$.name.id'), json_extract(body, '$.name.digest'),"
             " json_extract(body, '$.message_id'), turn, id FROM entry_bodies WHERE kind IN ('user', 'command')"
@@ -378,7 +383,8 @@ class Recovery:
         index_words(self._new)
 
     def _count_lost_rows(self) -> None:
-        """Record how many rows are lost to which nothing refers."""
+        """Record the numbers of lost rows to which nothing refers: entries that a session's row counts, and sessions on
+        the pages that were cut off."""
         query = (
             "SELECT id, entries, entries - (SELECT count(*) FROM entries e WHERE e.session = s.id) AS missing"
             " FROM sessions s WHERE missing > 0 AND entries < ?"
@@ -395,8 +401,9 @@ class Recovery:
 
 
 def _mend_blob(blob: dict[str, Any]) -> bool:
-    """Set the size of a blob to the size of its content, and its name to the hash of its content. Return false if the
-    content is damaged. A blob whose name no entry uses is removed later."""
+    """Set the size of a blob to the size of its content, and its name to the hash of its content. If the stored name
+    differs from the hash in more than one character, the content is damaged: return false. A blob whose name no entry
+    uses is removed later."""
     try:
         blob["size"] = len(content_of(blob["hash"], blob["size"], blob["data"]))
     except Unreadable:
@@ -420,8 +427,8 @@ def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple
 
 
 def _unfit(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> list[str] | None:
-    """Return the columns for which a row has values of another type, or None if this is not a row of such a table.
-    Values at the end of the row may be missing."""
+    """Return the columns whose values in a row do not have a type that `types` allows. Return None if this cannot be a
+    row of a table with these columns. Values at the end of the row may be missing."""
     if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(types):
         return None
     if row.values[0] is not None and NoneType in next(iter(types.values())):

@@ -2,7 +2,8 @@
 
 A repair works on copies. The damaged file is kept beside the file that replaces it. If SQLite can read all rows, wrong
 values are mended and the indexes rebuilt. Otherwise, the readable rows are copied into a new database (`recovery.py`).
-A repair that was killed is finished by the next one if its result was complete, and otherwise removed.
+If a repair was killed, the next repair puts the result of the killed one in place if that result was complete, and
+removes it otherwise.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _FULL_TEXT = "the full-text index"
 _LARGEST_ROWID = 2**63 - 1
 _VERSION_NUMBER = "the schema's version in the header"
 _VERSIONS_AHEAD = 16
-"""A version that is so much newer, with the schema of this version, comes from damage. A crow that is only a little
-newer may have changed what rows mean, but not the schema."""
+"""If the header's version is this much newer than `VERSION`, but the schema is that of `VERSION`, the header is
+damaged. A crow that is only a little newer may have changed the meaning of rows without changing the schema."""
 
 _MENDABLE = re.compile(
     rf"row \d+ missing from index|wrong # of entries in index|non-unique entry in index|{_FULL_TEXT}|{_VERSION_NUMBER}"
@@ -166,7 +167,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     found: tuple[str, ...] = ()
     if log is not None and log.damaged:
         found = (f"{log.damaged} of {len(log.frames)} frames in the write-ahead log are damaged",)
-        lost.append(f"what only {log.damaged} damaged frames of the write-ahead log had, if anything")
+        lost.append(f"changes that were only in {log.damaged} damaged frames of the write-ahead log, if there were any")
         log.apply(work)
         remove_files(work, suffixes=("-wal",))
     checked = _check(work)
@@ -242,7 +243,7 @@ def _check(path: Path) -> tuple[str, ...]:
                 return found
             try:
                 connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
-                # The check does not read everything that a change reads.
+                # A change reads more than this check does. So make a change, too, and roll it back.
                 connection.execute("BEGIN")
                 connection.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, 'any text')", (_LARGEST_ROWID,))
                 connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('optimize')")
@@ -322,7 +323,8 @@ def _recover_copy(kept: Path, work: Path, log: WriteAheadLog | None) -> tuple[li
     """Make a database at `work` from the rows of `kept` and its log. Return descriptions of the changes and of the lost
     data.
 
-    If the file is whole without its log, and the log hides entries of the file, the log belongs to another file.
+    If the file is whole without its log, but with the log would lose or change entries, the log belongs to another
+    file. In that case, use the file without the log.
     """
     source = work.with_name(f"{work.name}.source")
     remove_files(work)

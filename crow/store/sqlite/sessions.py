@@ -148,15 +148,16 @@ class SessionMethods(UsesDatabase):
         order = "ORDER BY newest_entry DESC, id DESC"
         numbers = f"SELECT number FROM sessions WHERE {where} {order} LIMIT :limit"
         if seen_by is not None:
-            # Two searches by index; CROSS JOIN keeps their order. The sessions of other principals are not read. So the
-            # time that a search takes does not depend on them.
+            # Both parts of the UNION search by index: CROSS JOIN makes SQLite read `shares` first. Sessions of other
+            # principals are not read, so the time does not depend on them.
             values["seen_by"] = seen_by
             numbers = (
                 f"SELECT number FROM (SELECT number FROM sessions WHERE principal = :seen_by AND {where} {order}"
                 " LIMIT :limit) UNION SELECT s.number FROM shares h CROSS JOIN sessions s ON s.id = h.session"
                 f" WHERE h.principal = :seen_by AND {where}"
             )
-        # An index may be damaged. So it only finds the rows; the ids, by which they are opened, are read from the rows.
+        # An index may be damaged. So it is used only to find the rows. The ids, with which clients open sessions, are
+        # read from the rows themselves.
         query = f"SELECT deleted_ms, {SESSION_COLUMNS} FROM sessions WHERE number IN ({numbers}) {order} LIMIT :limit"
         rows = sql.execute(query, values).fetchall()
         found = tuple(session_of(row) for deleted_ms, *row in rows[:limit] if deleted_ms is None)
@@ -336,7 +337,8 @@ class SessionMethods(UsesDatabase):
 
 
 def _is_empty(sql: Connection, session_id: str) -> bool:
-    """Return whether the session has never been used: it has no prompt, name, title, tag, metadata or imported data."""
+    """Return whether the session has never been used: it has no prompt, alias, title, tag, metadata or imported
+    data."""
     return sql.execute(_EMPTY, {"id": session_id}).fetchone() is not None
 
 
@@ -346,7 +348,7 @@ def _closed_openings(sql: Connection) -> list[str]:
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         age_ms = now - possible_time(opened_ms)
-        # This time is longer than the lease of a turn, because nothing renews it.
+        # `_OPEN_MS` is longer than the lease of a turn, because nothing renews the record of an opening.
         has_open = bool(owner) and is_alive(owner, lease_age_ms=age_ms - _OPEN_MS)
         is_open[session_id] = is_open.get(session_id, False) or has_open or 0 <= age_ms < _MIN_AGE_MS
     return [session_id for session_id, has_open in is_open.items() if not has_open or not _is_empty(sql, session_id)]

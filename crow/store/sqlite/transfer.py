@@ -237,7 +237,8 @@ class Importer(ConversationImport):
             self._states[record.id].save()
             leaf = self.entry_id(record.leaf)
             listed = record.listed
-            if record.id not in self.defaults.extras:  # another program may have written the file
+            # Another program may have written the file, with a wrong `listed`. So also look for a prompt.
+            if record.id not in self.defaults.extras:
                 listed = listed or (leaf is not None and has_user(connection, leaf))
             connection.execute(
                 "UPDATE sessions SET leaf = ?, newest_entry = max(newest_entry, ?), has_prompt = ?, updated_ms = ?,"

@@ -1,8 +1,8 @@
 """Reads a damaged write-ahead log (WAL).
 
-SQLite stops reading a log at the first frame whose checksum is wrong, and so drops everything after one damaged byte.
-A frame's checksum continues that of the frame before. So the frames after a damaged one can be checked as well, if
-reading goes on from the checksum that is stored in the damaged frame. The layout is documented on SQLite's page about
+SQLite stops reading a log at the first frame whose checksum is wrong, and so drops everything after a damaged byte. The
+checksum of each frame continues the checksum of the frame before it. So the frames after a damaged frame can still be
+checked, starting from the checksum that is stored in the damaged frame. The layout is documented on SQLite's page about
 its write-ahead log format.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _HEADER_BYTES, _FRAME_BYTES = 32, 24
 _MAGIC = 0x377F0682
-"""The number that a log begins with. The last bit is set if its checksums are big-endian."""
+"""The number at the start of a log. Its last bit is set if the log's checksums are big-endian."""
 
 _MASK = 0xFFFFFFFF
 
@@ -44,14 +44,15 @@ class WriteAheadLog:
 
     @cached_property
     def frames(self) -> tuple[Frame, ...]:
-        """The frames of the committed transactions, also those that SQLite does not reach."""
+        """The frames of the committed transactions, including those that SQLite does not read because an earlier frame
+        is damaged."""
         found = list(self._frames())
         ends = [number for number, frame in enumerate(found) if frame.is_intact and frame.database_pages]
         return tuple(found[: ends[-1] + 1]) if ends else ()
 
     @property
     def damaged(self) -> int:
-        """The number of damaged frames before the end of the last transaction. The log's header counts like a frame."""
+        """The number of damaged frames in `frames`. A damaged header of the log counts as one more."""
         has_header = bool(self.frames) and self._header is None
         return has_header + sum(not frame.is_intact for frame in self.frames)
 
@@ -83,7 +84,7 @@ class WriteAheadLog:
         if not starts:
             return
         header = self._header
-        # SQLite writes a used log again from its start, with new salts. Frames with old salts may remain at the end.
+        # SQLite overwrites an old log from the start, with new salts. Frames with the old salts may remain at the end.
         salt = header[1] if header else salts.most_common(1)[0][0]
         orders = [bool(header[0] & 1)] if header else [False, True]
         before = header[2] if header else None

@@ -1,7 +1,7 @@
 """The database schema, as SQL files. Each file migrates the database by one version.
 
 File number n migrates from version n - 1 (`PRAGMA user_version`) to n. A file that was released never changes. A new
-database gets the schema that all of them make from `newest.sql`, which `make schemas` generates: this takes a third of
+database gets its schema from `newest.sql`, which `make schemas` generates from all these files. This takes a third of
 the time.
 """
 
@@ -78,7 +78,8 @@ def has_this_schema(connection: sqlite3.Connection) -> bool:
 
 
 def schema() -> str:
-    """Return the text of `newest.sql`: the SQL of the database that all migrations make, one after the other."""
+    """Return the text of `newest.sql`: the SQL that makes the same database as all migrations, run one after
+    another."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         for number, name in enumerate(FILES, start=1):
             _migrate(connection, name, number, from_below=number)
