@@ -486,8 +486,8 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
 
 
 async def _check_confinement(loaded: Loaded, report: Report) -> None:
-    """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of
-    it."""
+    """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of the
+    sandbox."""
     if loaded.problem is not None:
         report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
         return

@@ -1,4 +1,4 @@
-"""The form in which one request is sent, while it adapts to what the endpoint refuses."""
+"""The form in which one request is sent. It adapts to the endpoint's refusals."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class RequestForm:
         return bool(absent)
 
     def go_back(self) -> ErrorBody | None:
-        """Return to the first wire that was refused, to try it with other requests. Return the reason that it gave, or
-        None if this request never left a wire, or has returned to it before."""
+        """Return to the first wire that was refused, to try other forms of the request on it. Return the refusal of
+        that wire. Return None if no wire was refused, or if the request has returned before."""
         if self.moved is None or self.is_back:
             return None
         self.is_back = True

@@ -168,7 +168,7 @@ class AnswerParser(ABC):
         kind are joined.
 
         :raises ~crow.domain.errors.ModelError: an event carries an error or is not JSON, or the answer is too long. To
-        get what came before the error, call `flush`.
+        get the deltas from before the error, call `flush`.
         """
         try:
             for event_data in events:

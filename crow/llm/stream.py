@@ -71,8 +71,8 @@ class RequestTransport(Protocol):
         """
 
     def sent(self) -> SentRequest | None:
-        """Return the record of how the request was last sent, or None if nothing was sent. It may take milliseconds for
-        a long request, unless it was made already, while the model was thinking."""
+        """Return the record of how the request was last sent, or None if nothing was sent. Making the record of a long
+        request may take milliseconds, unless this was done while the model was thinking."""
 
     def parser(self) -> AnswerParser:
         """Return a new parser for the answer to the request as it was last sent."""

@@ -38,7 +38,7 @@ class _Block:
     index: object
     """The block's index in the stream, as `_key` returns it. None if the server sends none."""
     members: dict[str, object] = field(default_factory=dict)
-    """The members that arrived at the start of the block, or at once."""
+    """The members that did not arrive in pieces, most of them at the start of the block."""
     growing: dict[str, list[str]] = field(default_factory=dict)
     """The pieces of members that arrive in several deltas, by member."""
     call: int = 0
@@ -162,7 +162,7 @@ class MessagesParser(AnswerParser):
         content = message.get("content")
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        if not self._blocks:  # else the server repeats at the end what it has streamed
+        if not self._blocks:  # else the server repeats the streamed answer at the end
             for block in content if isinstance(content, list) else ():
                 self._start_block(None, block)
                 self._open.clear()
@@ -173,7 +173,7 @@ class MessagesParser(AnswerParser):
 
     def _count(self, report: object) -> None:
         """Add a report of token counts. Reports are cumulative, so the newest count of each kind is used. A zero does
-        not replace a count, because some servers fill in the counts that they know only at the start or the end."""
+        not replace a count, because some servers fill in a count only at the start or only at the end."""
         for key, value in _counts_in(report).items():
             if value or key not in self._counts:
                 self._counts[key] = value
@@ -395,8 +395,8 @@ class MessagesParser(AnswerParser):
         return {} if _are_plain(items) else stored_items(items)
 
     def _in_order(self) -> list[_Block]:
-        """Return the blocks in the order of their indexes. If these are missing or not unique, return the blocks in the
-        order in which they came."""
+        """Return the blocks in the order of their indexes. If an index is missing or repeated, return the blocks in
+        order of arrival."""
         indexes = [block.index for block in self._blocks]
         if all(type(index) is int for index in indexes) and len(set(indexes)) == len(indexes):
             return sorted(self._blocks, key=lambda block: int(str(block.index)))

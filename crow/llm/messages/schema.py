@@ -75,8 +75,8 @@ def _names(value: object) -> list[str]:
 
 
 def _modern(schema: object, depth: int) -> object:
-    """Return the schema as draft 2020-12 of JSON Schema writes it, which Anthropic checks. Older drafts wrote the
-    schemas of a tuple and exclusive limits in another way."""
+    """Return the schema in draft 2020-12 of JSON Schema, which Anthropic requires. Older drafts have another form for
+    the schemas of a tuple and for exclusive limits."""
     if depth > _MAX_DEPTH:
         return {}
     if isinstance(schema, (list, tuple)):
