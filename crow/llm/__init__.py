@@ -156,7 +156,8 @@ class Stream(Protocol):
         """Iterate over the deltas as they arrive. Only one task may iterate. The iteration ends when the answer is
         complete.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` still returns what was yielded.
+        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` still returns the deltas that were
+        yielded.
         """
 
     @property

@@ -78,8 +78,8 @@ class Encoder(ABC, Generic[_EncodedT]):
         return b",".join(messages)
 
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of the messages in order, including what the encoder inserts between them. One message may
-        be sent as several."""
+        """Return the bytes of the messages in order, including the messages that the encoder inserts between them. One
+        message may be sent as several."""
         self._use(model="", endpoint=endpoint, dialect=dialect)
         self._read(tuple(messages))
         return self._sent()

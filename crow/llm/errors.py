@@ -272,8 +272,8 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
         advice = "Waiting does not help; check the account."
         return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
-    # A 413 that mentions tokens per minute is no rate limit: this one request is larger than the limit for a minute, so
-    # waiting does not help.
+    # A 413 that mentions tokens per minute is not a rate limit: this one request is larger than the limit for a minute,
+    # so waiting does not help.
     is_throttled = status not in {404, 413} and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
         return errors.RateLimited(f"{who} is rate-limiting requests: {words}.", retry_after_s=wait_s)

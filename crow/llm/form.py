@@ -66,8 +66,8 @@ class RequestForm:
 
     def revert(self, words: str) -> bool:
         """Change the form after a refusal that names no part to leave out. If parts are being tested, leave them out
-        again. Otherwise send again the parts that were left out and that `words`, the text of the refusal, mentions. If
-        it mentions none of them, send all of them again. Return False if there is nothing to change."""
+        again. Otherwise, send again the left-out parts that `words`, the text of the refusal, mentions, or all left-out
+        parts if it mentions none. Return False if there is nothing to change."""
         if self.tested:
             self.doubted, self.tested = self.doubted | self.tested, set()
             return True

@@ -1,4 +1,4 @@
-"""Learns facts about a model from the endpoint's list of models, from its answers, and from what it refuses."""
+"""Learns facts about a model from the endpoint's list of models, from its answers, and from its refusals."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class EndpointFacts:
             return
         try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
-        except StoreError as error:  # the answer is more important than storing what was learned from it
+        except StoreError as error:  # the answer is more important than the facts learned from it
             self._unstored.update(facts)
             logger.warning("Facts about %s could not be stored: %s", self._endpoint.base_url, error)
         else:

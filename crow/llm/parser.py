@@ -84,7 +84,8 @@ class AnswerParser(ABC):
 
     An answer passes through these states: events arrive; `is_finished` (an event announced the end, but usage may
     follow); `is_done` (the last event arrived, and later ones are ignored); and after `flush` or `finish`, ended (the
-    held-back text was sorted, and `_ending` or `_error` is set). A broken stream goes from any of them to the last.
+    held-back text was sorted, and `_ending` or `_error` is set). A broken stream goes from any of these states to the
+    last one.
     """
 
     wire: ClassVar[WireName]

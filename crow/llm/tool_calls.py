@@ -29,7 +29,8 @@ _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
 MAX_CALLS = 1000
 _MAX_KEYS = 100_000
-"""Some servers send a new ID or index with each fragment. At most this many of them are remembered."""
+"""Some servers send a new ID or index with each fragment. At most this many IDs and this many indexes are
+remembered."""
 _MAX_PIECES = 10_000
 
 

@@ -142,7 +142,7 @@ class EditorConnection:
         self._after_response.setdefault(self._handling[asyncio.current_task()], []).append(action)
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """See `SendRequest`. If the caller is cancelled, withdraws the request with `$/cancel_request`."""
+        """See `SendRequest`. If the caller is cancelled, withdraw the request with `$/cancel_request`."""
         sent = RequestParams(params, None)  # `send` sets the id
         try:
             return await self._rpc.send_request(method, sent)

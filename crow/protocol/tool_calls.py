@@ -63,7 +63,7 @@ def short_limits(result_bytes: int) -> CallLimits:
     """Return the limits for a replay in which each stored result was shortened to about `result_bytes`.
 
     In the longest histories, the other parts of a call are shortened more than its result. Otherwise, tens of thousands
-    of calls with long arguments or diffs would add up to twice what a replay may send.
+    of calls with long arguments or diffs would add up to twice the size that a replay may have.
     """
     others = 2 * result_bytes if result_bytes >= _LONG_RESULT_BYTES else result_bytes * result_bytes // 1_000
     return CallLimits(

@@ -22,7 +22,7 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 """The version stands before the line (`claude-3-5-haiku`), after it (`claude-opus-4-1`, `claude-sonnet4`, `claude-v2`),
-or alone (`claude-2.1`). A date is no version."""
+or alone (`claude-2.1`). A date is not a version."""
 
 _ALWAYS_THINK = frozenset({"fable", "mythos"})
 """The lines of models whose thinking cannot be turned off."""

@@ -269,8 +269,9 @@ def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:
-    """Return whether the block is a call of a tool that the server runs itself. It has no result yet if the same answer
-    calls tools of crow: the server runs its own tools only after it has got the results of crow's."""
+    """Return whether the block is a call of a tool that the server runs itself. Such a call has no result yet if the
+    same answer also calls tools of crow: the server runs its own tools only after it has got the results of crow's
+    tools."""
     return str(block["type"]).endswith("_tool_use")
 
 

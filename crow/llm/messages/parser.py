@@ -255,7 +255,7 @@ class MessagesParser(AnswerParser):
         self._text_ends_in_words = not text[-1].isspace()
 
     def _is_after_other(self, block: _Block) -> bool:
-        """Return whether a block that is no text stands directly before `block`."""
+        """Return whether a block that is not text stands directly before `block`."""
         return len(self._blocks) > 1 and self._blocks[-1] is block and self._blocks[-2].kind != "text"
 
     def _read_thinking(self, block: _Block, delta: Mapping[str, object]) -> None:

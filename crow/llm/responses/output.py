@@ -68,7 +68,7 @@ class Output:
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
     """The parts of the text by their kind and index."""
     call: PartialCall | None = None
-    """The call that the item makes, or None if it is no call."""
+    """The call that the item makes, or None if it is not a call."""
     data: JsonObject | None = None
     """The whole item, from the event that ended it. None until then."""
     has_text: bool = False
@@ -312,7 +312,7 @@ def _fits(output: Output, item: JsonObject) -> bool:
 
 
 def _head(pieces: Iterable[object]) -> str:
-    """Return the first `_COMPARED_CHARS` characters of the joined pieces, without blanks."""
+    """Return about the first `_COMPARED_CHARS` characters of the joined pieces, without blanks."""
     head = ""
     for piece in pieces:
         head += piece[:_COMPARED_CHARS] if isinstance(piece, str) else ""

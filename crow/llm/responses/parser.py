@@ -30,7 +30,7 @@ _DELTAS = frozenset(
         *(_TEXT, f"{_ARGUMENTS}.delta", "response.reasoning_summary_text.delta", "response.reasoning_text.delta"),
     }
 )
-"""The kinds of events of which an answer has thousands. They are read on a faster path."""
+"""The kinds of events that may come thousands of times in an answer. They are read on a faster path."""
 
 _RECENT = 100
 """At least this many events are remembered, to notice those that a server sends twice."""
