@@ -40,7 +40,7 @@ _MAX_ENCODERS = 64
 
 MAX_LISTING_BYTES = 32 * 1024 * 1024
 LISTING_S = 30.0
-"""The list of models may have at most this many bytes, and take this many seconds, with all its pages."""
+"""All pages of the list of models together may have at most this many bytes, and take at most this many seconds."""
 
 MAX_LISTING_PAGES = 100
 """Crow reads at most this many pages of the list of models, and ignores further ones."""

@@ -90,7 +90,7 @@ class AnswerParser(ABC):
 
     wire: ClassVar[WireName]
     kind: ClassVar[str]
-    """What the wire's streams contain, as error messages name it, such as `a chat completion`."""
+    """The name of the content of the wire's streams in error messages, such as `a chat completion`."""
 
     plain_ends: ClassVar[frozenset[str | None]]
     """The provider's words for an answer that is simply complete. Error messages leave them out."""

@@ -90,7 +90,7 @@ class CallDetector:
         if self._held_chars < self._examine_at:
             return ""
         text = self.held
-        # The text so far may begin with `to=`, or may be only the beginning of `to=`.
+        # Text that begins with `to=`, or is the beginning of `to=`, can become only a marked call.
         may_be_calls = may_be_marked if text.startswith(RECIPIENT[: len(text)]) else may_be_bare
         if self._is_start and may_be_calls(text, self._tools):
             return self._hold(text, 0)
@@ -170,8 +170,8 @@ class CallDetector:
             return False
         if self._before.is_in_unknown_form:
             return False
-        # Models never write special tokens by accident. But they do mention other tags within a line, so such a tag
-        # is accepted only if a line break follows, or the name of a tool and its first argument as GLM writes them.
+        # Models never write special tokens by accident. But they do mention other tags within a line, so such a tag is
+        # accepted only if a line break follows, or if the name of a tool and its first argument follow in GLM's form.
         is_tag = text.startswith("<", at) and not text.startswith(("<|", "<｜"), at)
         is_alone = not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
         return is_alone or self._may_be_glm(text, at)

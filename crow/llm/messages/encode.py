@@ -311,7 +311,7 @@ def _call(call: domain.ToolCall) -> dict[str, object]:
 
 
 def _image(image: domain.Image) -> dict[str, object]:
-    """Return the block of an image. Images of a kind that this API does not have become a text."""
+    """Return the block of an image. An image of a type that this API does not accept becomes a text."""
     kind = "image/jpeg" if image.mime_type == "image/jpg" else image.mime_type
     if kind not in _IMAGES:
         return _text(f"[An image was left out: its type {kind} is not supported.]")

@@ -350,7 +350,7 @@ class MessagesParser(AnswerParser):
         if word is None and not self.is_done:
             raise ProtocolError(f"The answer from {who} broke off: the stream ended without a stop reason.")
         match word:
-            case "max_tokens" | "length":  # the second is LiteLLM's for some models
+            case "max_tokens" | "length":  # LiteLLM sends `length` for some models
                 return "length"
             case "model_context_window_exceeded":
                 if not (self._text.getvalue().strip() or self._calls):
