@@ -212,8 +212,8 @@ class ErrorBody:
 
 
 def find_error(body: object) -> ErrorBody | None:
-    """Return the error that a parsed event or the body of a *successful* response contains, in any known form. Return
-    None if there is no error."""
+    """Return the error that a parsed event or response body contains, in any known form. Return None if there is no
+    error. A response with a success status may also contain an error."""
     if isinstance(body, list):
         # Lists inside the list are skipped, because they could nest without end.
         items = (item for item in body if not isinstance(item, list))

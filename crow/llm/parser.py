@@ -39,7 +39,7 @@ _LOOP_STEP_CHARS = 4_096
 
 _DECODER = json.JSONDecoder(strict=False)
 _MAX_BLANKS = 1000
-"""Of the blanks before the first word of a thought, only this many are kept."""
+"""Only this many of the blanks before the first word of a thought are kept."""
 
 
 class _LoopDetector:

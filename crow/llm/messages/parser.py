@@ -414,7 +414,7 @@ def _are_plain(items: Sequence[Item]) -> bool:
 
 
 def _kind_of(event: Mapping[str, object]) -> str:
-    """Return the kind of an event that does not name it."""
+    """Return the kind of an event that does not state its kind."""
     if isinstance(event.get("content_block"), Mapping):
         return "content_block_start"
     if isinstance(event.get("message"), Mapping):

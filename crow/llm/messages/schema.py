@@ -36,8 +36,8 @@ def name(text: str) -> str:
 
 
 def call_id(text: str) -> str:
-    """Return the id of a call in a form that Anthropic accepts. Characters that only other providers use are replaced.
-    In that case, a checksum is added, so that different ids stay different."""
+    """Return the id of a call in a form that Anthropic accepts. An id with characters that only other providers use is
+    rewritten and gets a checksum, so that different ids stay different."""
     if _ID.fullmatch(text):
         return text
     return f"{_NOT_IN_ID.sub('_', text)[:200]}_{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
