@@ -36,7 +36,8 @@ from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
 from crow.llm.wires import AnyEncoder, wire_named
 
 _MAX_ENCODERS = 64
-"""At most this many sessions keep their encoded messages. For each further one, the least recently used is dropped."""
+"""At most this many sessions keep their encoded messages. For each further session, the messages of the least recently
+used one are dropped."""
 
 MAX_LISTING_BYTES = 32 * 1024 * 1024
 LISTING_S = 30.0

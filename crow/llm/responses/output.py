@@ -322,7 +322,8 @@ def _head(pieces: Iterable[object]) -> str:
 
 
 def _is_same(one: JsonObject, other: JsonObject) -> bool:
-    """Return whether two JSON objects are equal. Objects that nest too deep to compare are not."""
+    """Return whether two JSON objects are equal. Objects that are nested too deeply to be compared count as
+    different."""
     try:
         return one == other
     except RecursionError:
