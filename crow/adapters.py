@@ -66,7 +66,7 @@ if TYPE_CHECKING:  # imported later, because `initialize` is answered without th
 
 
 class ReplaceableModel(Model, Protocol):
-    """A model that another one replaces when the settings change."""
+    """A model that is replaced when the settings change."""
 
     async def retire(self) -> None:
         """Close the connections as soon as no request uses them. A running turn may go on with the model."""
@@ -273,7 +273,7 @@ def protected_names(loaded: Loaded) -> ProtectedNames:
 
 @lru_cache(maxsize=4)
 def _protected_names(added: tuple[str, ...], removed: tuple[str, ...]) -> ProtectedNames:
-    """Return the names that all sessions with the same settings share: a set takes 20 kB."""
+    """Return one set of names for all sessions with the same settings, because a set takes 20 kB."""
     return ProtectedNames(added, removed)
 
 
@@ -296,8 +296,8 @@ def open_links(loaded: _LoadedSource) -> PageLinks:
 
 
 def export_redactor(loaded: Loaded, *, is_strict: bool) -> Redactor:
-    """Return a function that masks secrets in what crow exports: the keys and tokens that crow knows and, if
-    `is_strict` is true, personal data and all that looks like a secret."""
+    """Return a function that masks secrets in exported text: the keys and tokens that crow knows and, if `is_strict` is
+    true, also personal data and anything that looks like a secret."""
     known = (*loaded.settings.secrets(), *loaded.keys.values, *loaded.keys.others)
     return redactor(known, home=os.path.expanduser("~"), is_strict=is_strict)
 
@@ -377,7 +377,8 @@ def configured_credentials(loaded: Loaded, roots: Sequence[str] = ()) -> tuple[C
 
 
 def try_credentials(loaded: Loaded) -> list[tuple[str, str, str]]:
-    """Read each credential. Return its host, where it comes from, and what is wrong with it or an empty string."""
+    """Read each credential. For each, return the host, a description of its source and use, and the problem with it.
+    The problem is empty if there is none."""
     found = []
     settings = loaded.settings.credentials.values()
     for each, credential in zip(settings, configured_credentials(loaded), strict=True):
@@ -403,7 +404,7 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
 
 
 def _own_folders(loaded: Loaded, cwd: str) -> tuple[Path, ...]:
-    """Return the directories of `own_folders`, and that of the setting `store.mirror`."""
+    """Return the directories of `own_folders`, and the mirror's directory unless it contains the workspace."""
     mirror = _mirror_folder(loaded)
     found = own_folders(loaded.paths, cwd)
     holds_workspace = mirror is None or Path(os.path.realpath(cwd)).is_relative_to(os.path.realpath(mirror))
@@ -561,8 +562,8 @@ async def open_store(loaded: Loaded, *, on_stored: Callable[[str], object] | Non
 
 
 def open_mirror(loaded: Loaded, redact: Callable[[], Redactor]) -> Mirror | None:
-    """Return the mirror that the settings ask for, which must be started and closed, or None. `redact` returns a
-    function that masks secrets."""
+    """Return the mirror if the settings ask for one, else None. The caller starts and closes the mirror. `redact`
+    returns a function that masks secrets."""
     path = _mirror_folder(loaded)
     if path is None:
         return None

@@ -283,7 +283,8 @@ class Wiring:
             self._mask([key])
 
     def _note_secret(self, secret: str) -> None:
-        """Hide a credential for a host, also in the results of tools. Unlike a key, child processes may have it."""
+        """Hide a credential for a host, also in the results of tools. Child processes may have such a credential, but
+        not a key."""
         keys = self._loaded.keys
         if secret not in keys.others:
             self._loaded = replace(self._loaded, keys=replace(keys, others=(*keys.others, secret)))
@@ -363,7 +364,7 @@ class Wiring:
         return self._session_settings
 
     def _check(self, name: str) -> None:
-        """Check that the settings have all that a prompt needs.
+        """Check that the settings have everything that a prompt needs.
 
         :raises AuthError: crow has no key, or no endpoint.
         :raises ConfigError: the settings are not valid.

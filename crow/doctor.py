@@ -248,8 +248,8 @@ async def _check_database(loaded: Loaded, report: Report) -> Store | None:
 
 
 async def _report_importable(store: Store | None, report: Report) -> None:
-    """Report each other tool that has sessions to import. Leave out a tool if any of its sessions was imported
-    before."""
+    """Report each tool, such as Codex, that has sessions to import. Leave out a tool if any of its sessions was
+    imported before."""
     known = () if store is None else await adapters.open_admin(store).ids()
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {plural(one.sessions, 'session')} in {one.path}"
@@ -486,8 +486,8 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
 
 
 async def _check_confinement(loaded: Loaded, report: Report) -> None:
-    """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of
-    it."""
+    """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of the
+    sandbox."""
     if loaded.problem is not None:
         report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
         return

@@ -129,11 +129,12 @@ class ModelInfo(ModelLimits):
     is_window_configured: bool = False
     """Whether the context window comes from the user's settings."""
     refused: tuple[Refusal, ...] = ()
-    """The parts that the endpoint refused and whose absence changes how messages are written, oldest first."""
+    """The refusals of those parts whose absence changes how messages are written, oldest first."""
     wire: WireName = "chat"
     """The form in which requests are sent."""
     thought_levels: tuple[ThoughtLevel, ...] | None = None
-    """The thought levels that the model takes, as the endpoint's list of models says. None if it does not say."""
+    """The thought levels that the model takes, according to the endpoint's list of models. None if the list does not
+    say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ class Attempt:
     """One attempt at a request. The endpoint accepted this attempt, and probably charges for it."""
 
     usage: Usage | None = None
-    """What the endpoint has reported for this attempt."""
+    """The usage that the endpoint has reported for this attempt."""
     output_tokens: int = 0
     """Crow's estimate for the text, reasoning and tool arguments that have arrived."""
     sent: SentRequest | None = None
@@ -155,7 +156,8 @@ class Stream(Protocol):
         """Iterate over the deltas as they arrive. Only one task may iterate. The iteration ends when the answer is
         complete.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` still returns what was yielded.
+        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` still returns the deltas that were
+        yielded.
         """
 
     @property
@@ -163,7 +165,8 @@ class Stream(Protocol):
         """The whole answer. :raises RuntimeError: the iteration has not ended yet."""
 
     def partial(self) -> Answer:
-        """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
+        """Return an answer with the deltas that were yielded so far, without tool calls. Its `finish` is
+        `interrupted`."""
 
     def attempts(self) -> tuple[Attempt, ...]:
         """Return the attempts that the endpoint accepted, in order. The last attempt may still be running. If the

@@ -37,7 +37,7 @@ _COMMA_AT_END = re.compile(r",(?=\s*[}\]])")
 _BLANKS = re.compile(r"\s*")
 _EMPTY = frozenset({"", "null", "None", "undefined", '""'})
 _MAX_LAYERS = 3
-"""An object that was encoded as a string, and this string again, is decoded at most this many times."""
+"""An object that was encoded as a string several times over is decoded at most this many times."""
 
 _MAX_COMMAS = 20
 """At most this many commas in front of a closing bracket are removed."""

@@ -52,7 +52,7 @@ _CALL_STARTS = (
 )
 """The beginnings of single calls."""
 STARTS = (*_OPENING, *_CALL_STARTS, *_TURN)
-"""The text from one of these on may be calls in a marked form."""
+"""Text that begins with one of these may be calls in a marked form."""
 RECIPIENT = "to="
 """A Harmony call begins with this word if the server has removed the tokens before it."""
 
@@ -151,7 +151,8 @@ _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed
 
 
 def read_marked(block: str, tools: _Tools) -> Found:
-    """Return the calls in a block that begins with a marker. Return no calls if the block contains anything else."""
+    """Return the calls in a block that begins with a marker. Return no calls if the block contains anything besides
+    calls."""
     block = _without_turns(block)
     found, end = _read_row(block, tools)
     return found if end >= len(block) and block.startswith((*_OPENING, *_CALL_STARTS, RECIPIENT)) else []
@@ -181,7 +182,7 @@ def may_be_marked(block: str, tools: _Tools) -> bool:
 
 
 def _without_turns(block: str) -> str:
-    """Return `block` without the tokens that end the previous message."""
+    """Return `block` without the tokens at its beginning that end one message and start the next one."""
     return block[_end_of(_TURNS, block) :] if block.startswith(_TURN) else block
 
 
@@ -190,16 +191,16 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[F
     block may be incomplete."""
     found: Found = []
     at = 0
-    is_listed = False
+    is_by_line = False
     while at < len(block) and len(found) < _MAX_CALLS:
         if brackets := _BRACKETS.match(block, at):
             # only these formats write Python calls without a list around them
-            is_listed = "function_calls>" in brackets[0] or "<|python_" in brackets[0]
+            is_by_line = "function_calls>" in brackets[0] or "<|python_" in brackets[0]
             at = brackets.end()
             continue
         if is_partial and _is_open_json(block, at):
             break
-        if (read := _read_call(block, at, tools, is_listed=is_listed)) is None:
+        if (read := _read_call(block, at, tools, is_by_line=is_by_line)) is None:
             break
         calls, at = read
         found.extend(calls)
@@ -219,8 +220,8 @@ def _is_open_json(text: str, at: int) -> bool:
     return False
 
 
-def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[Found, int] | None:
-    """Return the call or the list of calls at `at`, and the position of its end. `is_listed` means that Python calls
+def _read_call(block: str, at: int, tools: _Tools, *, is_by_line: bool) -> tuple[Found, int] | None:
+    """Return the call or the list of calls at `at`, and the position of its end. `is_by_line` means that Python calls
     may be written one per line, without a list around them."""
     if block[at] in "{[":
         value, end = _json_at(block, at)
@@ -243,7 +244,7 @@ def _read_call(block: str, at: int, tools: _Tools, *, is_listed: bool) -> tuple[
             if not member.pattern:  # no other form begins like this one
                 return None
     end = min((found for token in ("<|", "</") if (found := block.find(token, at)) >= 0), default=len(block))
-    calls = _read_python(block[at:end], is_listed=is_listed)
+    calls = _read_python(block[at:end], is_by_line=is_by_line)
     return (calls, end) if calls else None
 
 
@@ -290,9 +291,10 @@ def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -
 
 
 def _typed(text: str, key: str, schema: JsonObject) -> object:
-    """Return the value of the argument `key`, which the model wrote as `text` without quotes. If `text` is valid JSON
-    and the schema lists `key` without the type string, the value is the decoded `text`. It is also decoded if it is
-    `null` and the schema allows that. In all other cases, it is `text` itself."""
+    """Return the value of the argument `key`, which the model wrote as `text` without quotes. The value is `text`
+    itself if the schema does not list `key`, if the types of `key` include string, or if `text` is not valid JSON.
+    Otherwise, the value is the decoded JSON. A `null` is also decoded if the types of `key` include both string and
+    null."""
     properties = schema.get("properties")
     member = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(member, Mapping):
@@ -323,10 +325,10 @@ def _named(value: object) -> tuple[str, str] | None:
     return name, arguments if isinstance(arguments, str) else _dump(arguments)
 
 
-def _read_python(text: str, *, is_listed: bool) -> Found:
-    """Return the calls in `[name(key=value), ...]`. If `is_listed` is set, also accept one call per line."""
+def _read_python(text: str, *, is_by_line: bool) -> Found:
+    """Return the calls in `[name(key=value), ...]`. If `is_by_line` is set, also accept one call per line."""
     text = text.strip()
-    if len(text) > _MAX_PYTHON_CHARS or not text.endswith(("]", ")")) or not (is_listed or text.startswith("[")):
+    if len(text) > _MAX_PYTHON_CHARS or not text.endswith(("]", ")")) or not (is_by_line or text.startswith("[")):
         return []
     try:
         # Python 3.12 and newer print a warning about each unknown escape sequence to stderr, which editors show.
@@ -339,7 +341,7 @@ def _read_python(text: str, *, is_listed: bool) -> Found:
         return []
     if len(values) == 1 and isinstance(values[0], ast.List):
         values = values[0].elts
-    elif not is_listed:
+    elif not is_by_line:
         return []
     found: Found = []
     for value in values:
@@ -397,7 +399,7 @@ def read_bare(text: str) -> Found:
     label = fenced[2] if fenced is not None else None
     body = (fenced[3] if fenced is not None else text[_end_of(_BARE_START, text) :]).strip()
     is_python = label == "tool_code"
-    if (is_python or body.startswith("[")) and (calls := _read_python(body, is_listed=is_python)):
+    if (is_python or body.startswith("[")) and (calls := _read_python(body, is_by_line=is_python)):
         return calls
     found: Found = []
     at = 0

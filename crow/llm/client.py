@@ -1,8 +1,8 @@
 """A model at any endpoint that speaks one of the wires.
 
 The wire's encoder writes the body of a request, `EndpointConnection` sends it, and `AnswerStream` reads the answer. If
-an endpoint refuses a part of a request by name, or a whole wire, crow remembers this and leaves it out of later
-requests.
+an endpoint refuses a part of a request by name, or a whole wire, crow remembers this and sends later requests without
+that part or on another wire.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from crow.llm.stream import MAX_ADAPTATIONS, AnswerStream, RetryTiming
 from crow.llm.wires import AnyEncoder, wire_named
 
 _MAX_ENCODERS = 64
-"""At most this many sessions keep their encoded messages. For each further one, the least recently used is dropped."""
+"""At most this many sessions keep their encoded messages. For each further session, the messages of the least recently
+used one are dropped."""
 
 MAX_LISTING_BYTES = 32 * 1024 * 1024
 LISTING_S = 30.0
-"""The list of models may have at most this many bytes, and take this many seconds, with all its pages."""
+"""All pages of the list of models together may have at most this many bytes, and take at most this many seconds."""
 
 MAX_LISTING_PAGES = 100
 """Crow reads at most this many pages of the list of models, and ignores further ones."""
@@ -49,7 +50,7 @@ _BACKGROUND_LISTING_S = 1.5
 """The limit if the list of models is read after an answer, to learn the context window."""
 
 _SUGGESTIONS_S = 3.0
-"""The limit if it is read to suggest other models in an error message."""
+"""The limit if the list is read to suggest other models in an error message."""
 
 _CLOSE_TIMEOUT_S = 1.0
 _MIN_SECRET_CHARS = 6
@@ -147,7 +148,8 @@ class EndpointClient:
         return offered
 
     async def _list(self) -> tuple[Offered, ...]:
-        """Return the list of models, read with the headers of the first wire that can be used for it."""
+        """Return the list of models. It is read with the headers of the first wire. If the endpoint refuses these and
+        may speak Messages, the list is read with the headers of Messages."""
         first, *others = self.endpoint.dialect.wires
         try:
             return await self._list_as(first)
@@ -234,7 +236,7 @@ class _EndpointTransport:
         self._form: RequestForm | None = None
         """The form of the request. None until it is sent for the first time."""
         self._describe: Callable[[], SentRequest] | None = None
-        """Returns how the request was sent last. None until the endpoint has accepted it."""
+        """Returns the record of the request as it was last sent. None until the endpoint has accepted the request."""
 
     @property
     def origin(self) -> Origin:

@@ -30,7 +30,7 @@ from crow.llm.wires import wire_named
 from crow.version import __version__
 
 _MAX_BUFFERED_BYTES = 256 * 1024
-"""While more bytes of an answer than this wait to be parsed, crow reads no more from the connection."""
+"""If more bytes of an answer than this wait to be parsed, crow pauses reading from the connection."""
 
 _MAX_ERROR_BYTES = 256 * 1024
 _ERROR_S = 10.0
@@ -165,7 +165,7 @@ class EndpointConnection:
             headers.setdefault(wire.key_header, endpoint.api_key)
             has_own = any(each.lower() == "authorization" for each, _ in endpoint.headers)
             if urlsplit(endpoint.base_url).hostname in _KEY_HEADER_ONLY and not has_own:
-                # This host takes any other value of `Authorization` for the token of a login.
+                # This host would take a key in `Authorization` for the token of a login.
                 headers.pop("Authorization", None)
         return headers
 
@@ -178,7 +178,7 @@ class EndpointConnection:
         except httpx2.TimeoutException:
             timeout_s = self._endpoint.timeouts.connect_s
             raise errors.ModelTimeout(f"No connection to {who} within {timeout_s:g} s.") from None
-        except (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream) as error:  # the client wraps not all of them
+        except (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream) as error:  # the client does not wrap all of them
             hint = " Check the network, the base URL and the proxy, if you use one."
             if is_local(who):
                 hint = " Is the server running?"

@@ -1,4 +1,4 @@
-"""What the encoders of all wires share: the content of user messages and tool results, and JSON as bytes."""
+"""Functions for message content and JSON that the encoders of all wires share."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def data_url(part: domain.Image | domain.File) -> str:
 
 
 def is_paused(message: domain.Message | None) -> bool:
-    """Return whether `message` is an answer in which the endpoint paused, and which it wants to continue."""
+    """Return whether `message` is an answer that the endpoint has paused and wants to continue."""
     return isinstance(message, domain.AssistantMessage) and message.is_paused
 
 

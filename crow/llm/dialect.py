@@ -49,7 +49,7 @@ class Dialect:
     None: requests say nothing about caching."""
     marks_failures: bool = False
     """Whether failed tool results are marked with `is_error` on Messages. False in the records of requests that older
-    versions of crow sent, because they marked none."""
+    versions of crow sent, because those versions marked none."""
     thinking: Thinking | None = "effort"
     """How requests state the thought level. If None, they do not state it."""
     opaque: bool = True
@@ -87,8 +87,8 @@ class Dialect:
 
     def name_of(self, part: str) -> str:
         """Return the name under which a refusal of `part` is remembered. If a part can be refused twice, with different
-        effects, each refusal has its own name. The name says on which wire the part was refused, unless on Chat
-        Completions."""
+        effects, each refusal has its own name. The name begins with the wire on which the part was refused, except for
+        Chat Completions."""
         if part == "system_role" and self.system_role == "developer":
             part = "developer_role"
         if self.wire != "chat":
@@ -140,7 +140,7 @@ def is_wire(part: str) -> bool:
 
 def changes_messages(part: str) -> bool:
     """Return whether this part changes how messages are written. If such a part is left out or sent again, the endpoint
-    cannot reuse what it has cached."""
+    cannot reuse its cache."""
     return is_wire(part) or part.rpartition(".")[2] in _MESSAGE_PARTS
 
 
@@ -180,5 +180,5 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "images": {"takes_images": False},
     "files": {"takes_files": False},
 }
-"""Maps a refused part of a request to the dialect's new values. A part is not in this table if its new value depends on
-the old value."""
+"""Maps a refused part of a request to the dialect's new values. A part is not in this table if the new values depend on
+the old ones."""

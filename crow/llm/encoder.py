@@ -1,4 +1,4 @@
-"""What the encoders of all wires share: they write requests as the bytes that are sent.
+"""The base class of encoders, which write requests as the bytes that are sent.
 
 Each message is encoded once and its bytes are kept, so that the next request only has to join them. The bytes of a
 message depend only on the messages up to it, the dialect and the endpoint. Therefore, as long as messages are only
@@ -78,8 +78,8 @@ class Encoder(ABC, Generic[_EncodedT]):
         return b",".join(messages)
 
     def messages(self, messages: Sequence[Message], *, endpoint: str, dialect: Dialect) -> list[bytes]:
-        """Return the bytes of the messages in order, including what the encoder inserts between them. One message may
-        be sent as several."""
+        """Return the bytes of the messages in order, including the messages that the encoder inserts between them. One
+        message may be sent as several."""
         self._use(model="", endpoint=endpoint, dialect=dialect)
         self._read(tuple(messages))
         return self._sent()
@@ -90,7 +90,8 @@ class Encoder(ABC, Generic[_EncodedT]):
 
     @abstractmethod
     def _sent(self) -> list[bytes]:
-        """Return a new list of the messages that were read, as they are sent."""
+        """Return the messages that were read, in the form in which they are sent. The list is new, so a caller may
+        change it."""
 
     def _conversation(self) -> tuple[bytes, list[bytes]]:
         """Return the members that stand before the conversation, each with a comma in front, and the messages."""

@@ -156,8 +156,8 @@ _NUMBERED = tuple(
         r"range of input length should be \[\d+,\s*LIMIT",
     )
 )
-"""Patterns for messages that state a limit or a size in tokens, but do not say directly before the number which of the
-two it is."""
+"""Patterns for messages in which the word before a number does not say whether the number is the limit or the size, in
+tokens."""
 
 _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
@@ -212,8 +212,8 @@ class ErrorBody:
 
 
 def find_error(body: object) -> ErrorBody | None:
-    """Return the error that a parsed event or the body of a *successful* response contains, in any known form. Return
-    None if there is no error."""
+    """Return the error that a parsed event or response body contains, in any known form. Return None if there is no
+    error. A response with a success status may also contain an error."""
     if isinstance(body, list):
         # Lists inside the list are skipped, because they could nest without end.
         items = (item for item in body if not isinstance(item, list))
@@ -272,8 +272,8 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
         advice = "Waiting does not help; check the account."
         return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
-    # A 413 that mentions tokens per minute is no rate limit: this one request is larger than the limit for a minute, so
-    # waiting does not help.
+    # A 413 that mentions tokens per minute is not a rate limit: this one request is larger than the limit for a minute,
+    # so waiting does not help.
     is_throttled = status not in {404, 413} and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
         return errors.RateLimited(f"{who} is rate-limiting requests: {words}.", retry_after_s=wait_s)
@@ -291,7 +291,7 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if status in {404, 405} and (not body.message or says("no path")) and not says("no item"):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
         return errors.BadRequest(f"{who} has no {WIRE_TITLES[origin.wire]} API at this URL: {words}. {advice}")
-    # llama.cpp answers 500, but trying again does not help
+    # llama.cpp answers 500 if tools need a flag, but sending the request again does not help
     if not says("tools need a flag") and (status in _TRANSIENT_STATUS or not is_refusal):
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):
@@ -332,7 +332,8 @@ _ECHO_KEYS = frozenset({"input", "messages", "request", "failed_generation"})
 
 
 def _error_body(error: object, body: object) -> ErrorBody:
-    """Return what `error`, a part of `body`, says. If it is neither text nor an object, use the members of `body`."""
+    """Return the information in `error`, which is `body` or a part of it. If `error` is not an object, the codes are
+    taken from `body`. If it is not text either, the message is taken from `body`, too."""
     fields = next((each for each in (error, body) if isinstance(each, Mapping)), {})
     code, status = _code_and_status(fields)
     message = error if isinstance(error, str) else _message(fields)
@@ -361,7 +362,7 @@ def _without_echo(value: object, depth: int = 0) -> object:
 
 def _message(error: Mapping[str, object]) -> str:
     """Return the reason in words, with OpenRouter's `metadata.raw` in brackets if that says more. Return an empty text
-    if there is none."""
+    if the error gives no reason."""
     for key in _MESSAGE_KEYS:
         value = error.get(key)
         if isinstance(value, Mapping) and (inner := _message(value)):
@@ -598,7 +599,8 @@ def refuses_wire(body: ErrorBody, wire: WireName) -> bool:
         return False
     if _PATTERNS["no item"].search(body.searched) is not None and not says_tools:
         return False
-    if body.status in {404, 405, 410} or "unexpected endpoint" in body.message.lower():  # LM Studio: in a 200
+    # LM Studio reports an unexpected endpoint with status 200.
+    if body.status in {404, 405, 410} or "unexpected endpoint" in body.message.lower():
         return True
     return body.status is not None and says_tools
 

@@ -31,7 +31,7 @@ _MAX_PATIENCE_DAYS = 32
 """A refused part is tested again after at most this many days."""
 
 _MAX_REFUSALS = 40
-"""This many refusals are stored and read for one endpoint and model."""
+"""At most this many refusals are stored and read for one endpoint and model."""
 
 FIRST_WINDOW_PATIENCE = 8
 _MAX_WINDOW_PATIENCE = 256
@@ -192,7 +192,7 @@ def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:
 
 
 def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
-    """Convert `refusals` to the format in which facts are stored."""
+    """Return the newest `_MAX_REFUSALS` of `refusals` in the format in which facts are stored."""
     return {_REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:]}
 
 
@@ -243,8 +243,8 @@ def describe_window(
 
 
 def _part_name(part: str) -> str:
-    """Return the name of a part for the user. A part that was refused on another wire than Chat Completions has the
-    wire before its name."""
+    """Return the name of a part for the user. `part` begins with the wire on which the part was refused, except for
+    Chat Completions."""
     wire, _, plain = part.rpartition(".")
     name = _PART_NAMES.get(plain, plain)
     return f"{name} (on {wire})" if wire else name

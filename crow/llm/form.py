@@ -1,4 +1,4 @@
-"""The form in which one request is sent, while it adapts to what the endpoint refuses."""
+"""The form in which one request is sent. It adapts to the endpoint's refusals."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class RequestForm:
 
     def revert(self, words: str) -> bool:
         """Change the form after a refusal that names no part to leave out. If parts are being tested, leave them out
-        again. Otherwise send again the parts that were left out and that `words`, the text of the refusal, mentions. If
-        it mentions none of them, send all of them again. Return False if there is nothing to change."""
+        again. Otherwise, send again the left-out parts that `words`, the text of the refusal, mentions, or all left-out
+        parts if it mentions none. Return False if there is nothing to change."""
         if self.tested:
             self.doubted, self.tested = self.doubted | self.tested, set()
             return True
@@ -77,8 +77,8 @@ class RequestForm:
         return bool(absent)
 
     def go_back(self) -> ErrorBody | None:
-        """Return to the first wire that was refused, to try it with other requests. Return the reason that it gave, or
-        None if this request never left a wire, or has returned to it before."""
+        """Return to the first wire that was refused, to try other forms of the request on it. Return the refusal of
+        that wire. Return None if no wire was refused, or if the request has returned before."""
         if self.moved is None or self.is_back:
             return None
         self.is_back = True

@@ -46,8 +46,8 @@ def stored_items(items: Sequence[Item]) -> JsonObject:
 def items_of(
     message: AssistantMessage, *, endpoint: str, wire: WireName, text_of: Callable[[JsonObject], str | None]
 ) -> tuple[Item | PlainText | ToolCall, ...] | None:
-    """Return what to send for `message`, in the provider's order. Return None if no items are stored with it, or
-    another endpoint or wire made it.
+    """Return the items to send for `message`, in the provider's order. Return None if the message has no stored items,
+    or came from another endpoint or wire.
 
     Every call of the message comes exactly once. A call without an item comes as a `ToolCall` at the end. `text_of`
     returns the text of an item that holds text of the answer, and None for other items.

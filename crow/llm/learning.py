@@ -1,4 +1,4 @@
-"""Learns facts about a model from the endpoint's list of models, from its answers, and from what it refuses."""
+"""Learns facts about a model from the endpoint's list of models, from its answers, and from its refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _LISTING_INTERVAL = 50
 """Crow counts the answers to requests that fill at least half of the context window. It reads the list of models again
-after the first of these answers, and from then on after every `_LISTING_INTERVAL` more."""
+after the first of these answers, and then after every `_LISTING_INTERVAL` more."""
 
 _MIN_OUTPUT = 512
 """Crow does not remember a lower output limit than this, because such a limit usually depends on the length of a single
@@ -201,9 +201,9 @@ class EndpointFacts:
         await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Record which token counts the endpoint reports. Forget the listed context window if this request was longer
-        than the window. Return True if it is time to read the list of models: either crow has never read the list, or
-        the window is filling up and its size may have changed at the server."""
+        """Record which token counts the endpoint reports. Forget the listed context window if the input was longer than
+        the window. Return True if it is time to read the list of models: either crow has never read the list, or the
+        window is filling up and its size may have changed at the server."""
         await self._note_usage(usage)
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
@@ -244,7 +244,7 @@ class EndpointFacts:
             return
         try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
-        except StoreError as error:  # the answer is more important than storing what was learned from it
+        except StoreError as error:  # the answer is more important than the facts learned from it
             self._unstored.update(facts)
             logger.warning("Facts about %s could not be stored: %s", self._endpoint.base_url, error)
         else:

@@ -83,7 +83,8 @@ def _offered(item: object) -> Offered | None:
 
 
 def _thought_levels(item: Mapping[str, object]) -> tuple[ThoughtLevel, ...] | None:
-    """Return the thought levels that a listed model takes: none if it does not think, None if the list does not say."""
+    """Return the thought levels that a listed model takes. Return an empty tuple if the model does not think, and None
+    if the list does not say."""
     thinks = _value_at(item, ("capabilities", "thinking", "supported"))  # Anthropic
     if thinks is True:
         effort = _value_at(item, ("capabilities", "effort"))
@@ -143,13 +144,13 @@ def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
 
 
 def facts_of(offered: Offered) -> Mapping[str, object]:
-    """Return what to store about a listed model."""
+    """Return the facts to store about a listed model."""
     stated = {key: value for key, value in asdict(offered).items() if key != "name" and value is not None}
     return {"listed": stated}
 
 
 def learned_listing(facts: Mapping[str, object], model: str) -> Offered | None:
-    """Return what was stored about a listed model. Return None if the list was never read."""
+    """Return the listed model that the stored `facts` describe. Return None if the list was never read."""
     listed = facts.get("listed")
     if not isinstance(listed, Mapping):
         return None

@@ -126,7 +126,7 @@ class _OfflineStream:
         return self._answer
 
     def partial(self) -> domain.Answer:
-        """Return what was streamed so far."""
+        """Return the text and the thought that were streamed so far."""
         return domain.Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
 
     def attempts(self) -> tuple[Attempt, ...]:
@@ -139,7 +139,7 @@ class _OfflineStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfflineStep:
-    """What the model sends for one step of a prompt, or as a whole reply: a thought, then a text, then at most one
+    """The model's output for one step of a prompt, or its whole reply: a thought, then a text, then at most one
     call."""
 
     text: str = ""
@@ -207,8 +207,8 @@ _ADDED = ("<", "[The ", "[This ", "[No ")
 
 
 def _prompt_text(message: domain.Message) -> str:
-    """Return what the user wrote in a message, without the text that crow adds for the model. Return an empty string
-    for any other kind of message."""
+    """Return the text that the user wrote in a message, without the text that crow adds for the model. Return an empty
+    string for any other kind of message."""
     if not isinstance(message, domain.UserMessage):
         return ""
     texts = (part.text.strip() for part in message.parts if isinstance(part, domain.Text))
@@ -219,7 +219,7 @@ def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_OfflineStep
     """Split a prompt into steps. If the words after a "then" match no rule, they belong to the previous step."""
     steps: list[_OfflineStep] = []
     pending = ""
-    for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):  # so written, it takes linear time
+    for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):  # this pattern takes linear time
         if (step := _step(piece, messages)) is not None:
             pending = piece
             steps.append(step)

@@ -39,7 +39,7 @@ _LOOP_STEP_CHARS = 4_096
 
 _DECODER = json.JSONDecoder(strict=False)
 _MAX_BLANKS = 1000
-"""Of the blanks before the first word of a thought, only this many are kept."""
+"""Only this many of the blanks before the first word of a thought are kept."""
 
 
 class _LoopDetector:
@@ -84,12 +84,13 @@ class AnswerParser(ABC):
 
     An answer passes through these states: events arrive; `is_finished` (an event announced the end, but usage may
     follow); `is_done` (the last event arrived, and later ones are ignored); and after `flush` or `finish`, ended (the
-    held-back text was sorted, and `_ending` or `_error` is set). A broken stream goes from any of them to the last.
+    held-back text was sorted, and `_ending` or `_error` is set). A broken stream goes from any of these states to the
+    last one.
     """
 
     wire: ClassVar[WireName]
     kind: ClassVar[str]
-    """What the wire's streams contain, as error messages name it, such as `a chat completion`."""
+    """The name of the content of the wire's streams in error messages, such as `a chat completion`."""
 
     plain_ends: ClassVar[frozenset[str | None]]
     """The provider's words for an answer that is simply complete. Error messages leave them out."""
@@ -168,7 +169,7 @@ class AnswerParser(ABC):
         kind are joined.
 
         :raises ~crow.domain.errors.ModelError: an event carries an error or is not JSON, or the answer is too long. To
-        get what came before the error, call `flush`.
+        get the deltas from before the error, call `flush`.
         """
         try:
             for event_data in events:

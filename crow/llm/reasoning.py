@@ -181,7 +181,7 @@ class ThinkSplitter:
     as crow can tell them apart.
 
     The states are `start` (no word yet), `thought` (after an opening tag), `after` (a thought or a removed token has
-    ended), and finally `text`. Only text that may become a tag is held back, and blanks at the very start. Blanks
+    ended), and finally `text`. Only text that may become a tag, and blanks at the very start, are held back. Blanks
     before the first word of a thought, and between a thought and the answer, are removed.
     """
 
@@ -213,8 +213,8 @@ class ThinkSplitter:
         return "".join(thought), ""
 
     def finish(self) -> tuple[str, str]:
-        """Return `(thought, text)` for what was held back. An unfinished tag is returned as it was written. If only
-        blanks were held back, they are dropped."""
+        """Return `(thought, text)` for the content that was held back. An unfinished tag is returned as it was written.
+        If only blanks were held back, they are dropped."""
         held, self.held = self.held, ""
         if not held.strip():
             return "", ""

@@ -23,18 +23,18 @@ from crow.version import __version__
 
 _DIGEST_CHARS = 32
 _BOUNDARIES = 16
-"""The starts of the request up to each of this many last messages get a checksum."""
+"""The record has a checksum of the bytes before each of the last messages of the request, at most this many."""
 
 _MAX_STEPS = 24
-"""The starts up to at most this many positions before these messages get one, too. From each position to the one before
-it, the distance to the end of the request doubles."""
+"""The record also has a checksum of the bytes before each of at most this many earlier positions. Each of these
+positions is twice as far from the end of the request as the position after it."""
 
 _FIRST_STEP = 128
 """The distance in bytes from which the doubling starts if no message was found."""
 
 _STARTS = (b',{"role":"', b',{"type":"', b'[{"role":"', b'[{"type":"')
-"""The bytes with which messages begin, and sometimes their parts. No string in JSON contains these bytes, because its
-quotes are escaped."""
+"""The bytes with which messages begin, and sometimes their parts. No string in JSON contains these bytes, because
+quotes in strings are escaped."""
 _CHECKS = re.compile(r"(?:[0-9a-f]{1,12}\.[0-9a-f]{1,8}(?: (?!$)|$)){1,48}")
 
 
@@ -47,7 +47,8 @@ def sent_request(
     limit: int | None,
     extra: Mapping[str, object] | None = None,
 ) -> SentRequest:
-    """Return the record of a request whose bytes are `body`. The other arguments are those of the encoder."""
+    """Return the record of a request whose bytes are `body`. The other arguments are those with which the encoder wrote
+    the bytes."""
     return SentRequest(
         digest=digest_of(body),
         size=len(body),
@@ -97,8 +98,8 @@ def _read_checks(sent: SentRequest) -> list[tuple[int, int]]:
 
 
 def _checks(body: bytes) -> str:
-    """Return checksums of the start of `body`: up to each of the last messages, and up to positions before them whose
-    distance to the end doubles."""
+    """Return checksums of the bytes before several positions in `body`: the starts of the last messages, and earlier
+    positions whose distance to the end doubles. Each checksum is written as `DISTANCE.CHECKSUM`, in hex."""
     size, starts, end = len(body), list[int](), len(body)
     while len(starts) < _BOUNDARIES and (end := max(body.rfind(start, 0, end) for start in _STARTS)) > 0:
         starts.append(end + 1)

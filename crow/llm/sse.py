@@ -31,7 +31,7 @@ class EventTooLarge(AnswerTooLong):
 
 class SseDecoder:
     """Decodes the events of one response. Call `feed` with bytes as they arrive. Each call returns the events that
-    became complete. `kind` is what the response should be, as error messages name it.
+    became complete. `kind` names the expected content in error messages, such as `a chat completion`.
 
     Events without data are skipped. Only LF, CR and CRLF end a line. A piece may end anywhere, even within CRLF.
     """

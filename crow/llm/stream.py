@@ -71,8 +71,8 @@ class RequestTransport(Protocol):
         """
 
     def sent(self) -> SentRequest | None:
-        """Return the record of how the request was last sent, or None if nothing was sent. It may take milliseconds for
-        a long request, unless it was made already, while the model was thinking."""
+        """Return the record of how the request was last sent, or None if nothing was sent. Making the record of a long
+        request may take milliseconds, unless this was done while the model was thinking."""
 
     def parser(self) -> AnswerParser:
         """Return a new parser for the answer to the request as it was last sent."""
@@ -243,7 +243,8 @@ class AnswerStream:
 
     def _last(self, parser: AnswerParser, decoder: SseDecoder, head: bytearray | None) -> list[Piece]:
         """Return the pieces at the end of the body: those of an event without its final blank line, or those of a whole
-        body that is not an event stream. `head` has the bytes before the first event, or None if an event has come."""
+        body that is not an event stream. `head` contains the bytes before the first event. It is None if an event has
+        arrived."""
         events = decoder.finish()
         if head is not None and not events:
             # The bytes are split, because `str.splitlines` also splits at U+2028, which a JSON string may contain.

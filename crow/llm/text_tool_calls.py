@@ -52,9 +52,9 @@ class CallDetector:
 
     Each `feed` returns the text that is certainly not a call. `finish` returns the rest of the text and the calls.
 
-    While `_is_start` is set, the whole answer is held back, because it may consist only of calls. After that, text is
-    held back from the first place on that may be a block of calls, and is examined again when more has arrived.
-    After `_MAX_STARTS` places that turned out to be text, nothing more is held back.
+    While `_is_start` is set, the whole answer is held back, because it may consist only of calls. After that, crow
+    holds back the text that begins at the first place that may be a block of calls, and examines it again when more has
+    arrived. After `_MAX_STARTS` places that turned out to be text, nothing more is held back.
     """
 
     def __init__(self, tools: Mapping[str, ToolSpec], *, new_id: Callable[[], str]) -> None:
@@ -64,7 +64,7 @@ class CallDetector:
         """The pieces of the text that is held back."""
         self._held_chars = 0
         self._examine_at = 0
-        """The number of held-back characters from which on the text is examined again."""
+        """The held-back text is examined again when it has at least this many characters."""
         self._is_start = bool(tools)
         """Whether the answer can still be nothing but calls."""
         self._has_given = False
@@ -74,7 +74,7 @@ class CallDetector:
         self._before = TextBefore()
         """The text before the place that is examined."""
         self.drop_end_tokens = False
-        """Whether to remove the tokens with which some formats end an answer from the text."""
+        """Whether to remove from the text the tokens with which some formats end an answer."""
 
     @property
     def held(self) -> str:
@@ -90,7 +90,7 @@ class CallDetector:
         if self._held_chars < self._examine_at:
             return ""
         text = self.held
-        # The text so far may begin with `to=`, or may be only the beginning of `to=`.
+        # Text that begins with `to=`, or is the beginning of `to=`, can become only a marked call.
         may_be_calls = may_be_marked if text.startswith(RECIPIENT[: len(text)]) else may_be_bare
         if self._is_start and may_be_calls(text, self._tools):
             return self._hold(text, 0)
@@ -126,7 +126,7 @@ class CallDetector:
         return "" if is_call else text
 
     def _hold(self, text: str, at: int) -> str:
-        """Hold `text` back from position `at` on, and return the text before this position."""
+        """Hold back the part of `text` that begins at `at`, and return the part before it."""
         if not self._has_given and not text[:at].strip():
             # Blanks at the start are held back and shown together with the first word.
             at, self._before = 0, TextBefore()
@@ -138,8 +138,8 @@ class CallDetector:
 
     def _candidates(self, text: str) -> Iterator[int]:
         """Yield positions at which a block of calls or the end of the answer may begin. Whenever a position is yielded,
-        `_before` describes the text before it. Stop at the position from which text is held back; otherwise `_before`
-        describes all of the text."""
+        `_before` describes the text before it. A caller that holds text back must stop iterating at the position where
+        that text begins, because at the end of the iteration `_before` describes all of the text."""
         added = 0
         for match in _CANDIDATE.finditer(text):
             at = match.start()
@@ -150,7 +150,7 @@ class CallDetector:
         self._before.add(text[added:])
 
     def _may_be_block(self, text: str, at: int) -> bool:
-        """Return whether the text from `at` on can still become a block of calls, or the end of the answer."""
+        """Return whether the text that begins at `at` can still become a block of calls, or the end of the answer."""
         if self._tools and not self._before.is_quoting and _is_prefix(text, at):
             return True
         is_block = self._is_block(text, at)
@@ -170,14 +170,14 @@ class CallDetector:
             return False
         if self._before.is_in_unknown_form:
             return False
-        # Models never write special tokens by accident. But they do mention other tags within a line, so such a tag
-        # is accepted only if a line break follows, or the name of a tool and its first argument as GLM writes them.
+        # Models never write special tokens by accident. But they do mention other tags within a line, so such a tag is
+        # accepted only if a line break follows, or if the name of a tool and its first argument follow in GLM's form.
         is_tag = text.startswith("<", at) and not text.startswith(("<|", "<｜"), at)
         is_alone = not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
         return is_alone or self._may_be_glm(text, at)
 
     def _may_be_glm(self, text: str, at: int) -> bool:
-        """Return whether the text from `at` on is a call in GLM's form, or can still become one."""
+        """Return whether the text that begins at `at` is a call in GLM's form, or can still become one."""
         if (call := _GLM_CALL.match(text, at)) is None:
             return False
         name, rest = call["name"], call["rest"]
@@ -204,5 +204,5 @@ class CallDetector:
 
 
 def _is_prefix(text: str, at: int) -> bool:
-    """Return whether the text from `at` on is an incomplete token."""
+    """Return whether the text that begins at `at` is an incomplete token."""
     return len(text) - at < _LONGEST and text[at:] in _PREFIXES

@@ -29,7 +29,8 @@ _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
 MAX_CALLS = 1000
 _MAX_KEYS = 100_000
-"""Some servers send a new ID or index with each fragment. At most this many of them are remembered."""
+"""Some servers send a new ID or index with each fragment. At most this many IDs and this many indexes are
+remembered."""
 _MAX_PIECES = 10_000
 
 
@@ -81,8 +82,8 @@ class PartialCall:
     def add(self, arguments: str) -> None:
         """Add the next piece of the arguments."""
         if len(self.pieces) >= _MAX_PIECES:
-            # Joining loses where the pieces end, which `read_arguments` needs for snapshots of a growing text. But so
-            # many pieces cannot be snapshots.
+            # If the pieces are snapshots of a growing text, `read_arguments` needs to know where each piece ends. But
+            # so many pieces cannot be snapshots, so they can be joined.
             self.pieces = ["".join(self.pieces)]
         self.pieces.append(arguments)
 
@@ -159,8 +160,8 @@ class CallAssembler:
         return tuple(each for _, each in finished_calls(calls, self._offered, new_id=self._new_id, cut=cut))
 
     def _add_arguments(self, fragment: Mapping[str, object]) -> bool:
-        """Add a fragment of the usual kind, which has only an index and arguments. Return False, without adding it, if
-        the fragment is of another kind."""
+        """Add a fragment of the usual kind, which has only a known index and arguments. If the fragment is of another
+        kind, return False without adding it."""
         index, function = fragment.get("index"), fragment.get("function")
         if len(fragment) != 2 or type(index) is not int or type(function) is not dict or len(function) != 1:
             return False
@@ -197,17 +198,21 @@ class CallAssembler:
         if not name:
             if not is_other_id:
                 return call
-            # Some servers send a new ID with each fragment. So a new ID opens the next call only if the current call is
-            # complete.
+            # Some servers send a new ID with each fragment. So a new ID without a name opens a new call only if the
+            # arguments of the current call are complete, or if the fragment has no index and the current call has no
+            # arguments yet. At a known index, a fragment without arguments never opens a call.
             goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
             return call if goes_on or (index is not None and not arguments.strip()) else None
         if is_other_id:
+            # Some servers send a new ID and the name with each fragment. So a fragment from the middle of arguments
+            # continues the call at its index.
             is_same = name == call.name and not begins_object(arguments) and bool(arguments) and index is not None
             return call if is_same and call.pieces and not is_whole(call.pieces) else None
         return None if self._opens_anew(call, name, arguments, same_index=index is not None) else call
 
     def _opens_anew(self, call: PartialCall, name: str, arguments: str, *, same_index: bool) -> bool:
-        """Return whether a fragment with a name begins a new call, although its ID or index is that of `call`."""
+        """Return whether a fragment with a name begins a new call, although its ID, its index or its position suggests
+        that it continues `call`. `same_index` means that the fragment has the index of `call`."""
         if not call.name:
             return False
         if name != call.name.strip():
@@ -237,8 +242,8 @@ def finished_calls(
     new_id: Callable[[], str],
     cut: PartialCall | None = None,
 ) -> list[tuple[PartialCall, ToolCall]]:
-    """Return the finished calls in order, each with the call that it was assembled from. Their IDs are unique. `cut` is
-    the call that the output limit cut; it is marked as faulty and must not run."""
+    """Return the finished calls in order, each with the `PartialCall` that it was made from. The IDs of the finished
+    calls are unique. `cut` is the call that the output limit cut; it is marked as faulty and must not run."""
     found: list[tuple[PartialCall, ToolCall]] = []
     seen: set[str] = set()
     for call in calls:
@@ -252,8 +257,8 @@ def finished_calls(
 
 
 def _finished(call: PartialCall, offered: Mapping[str, ToolSpec], *, is_cut: bool) -> list[ToolCall]:
-    """Return the finished call. If its arguments are several objects, or it is `multi_tool_use.parallel`, return the
-    calls that it stands for; only the first of several objects keeps the ID."""
+    """Return the finished call. If `call` has several objects as arguments, return one call for each object; only the
+    first keeps the ID. If it is `multi_tool_use.parallel`, return the calls in its arguments, without IDs."""
     name = tool_name(replace_lone(call.name), offered)
     tool = offered.get(name)
     extra = replace_lone_in(call.extra | ({"function": call.function_extra} if call.function_extra else {}))

@@ -30,8 +30,8 @@ class RequestParams(dict[str, Any]):
 
 
 class Outlet(Protocol):
-    """Where the messages about a session go: the connection to the client, or an object that translates them for a
-    client with another version of the protocol."""
+    """The destination of the messages about a session: the connection to the client, or an object that translates them
+    for a client with another version of the protocol."""
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """See `SendRequest`. If cancelled, the request is withdrawn."""
@@ -63,7 +63,8 @@ class ClientConnection(Outlet, Protocol):
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Treat the client as disconnected, but still send what waits and, if the transport can do that, `reason`."""
+        """Treat the client as disconnected, but still send the pending messages and, if the transport can do so,
+        `reason`."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:

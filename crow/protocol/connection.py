@@ -108,7 +108,8 @@ class EditorConnection:
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
         self.is_patient = ends_on_signals
-        """See `ClientConnection`. The end of this process's own pipes is always noticed."""
+        """See `ClientConnection`. Crow can wait for a slow reader of this process's own pipes, because it always
+        notices when they are closed."""
         self._transport = transport
         self._ends_on_signals = ends_on_signals
         self._unanswered: set[RequestId] = set()
@@ -116,7 +117,7 @@ class EditorConnection:
         self._handling: dict[asyncio.Task[Any] | None, RequestId] = {}
         """The ids of the requests that are being handled, by the task that handles each."""
         self._after_response: dict[RequestId, list[Callable[[], object]]] = {}
-        """What to call after the response to a request, by the request's id."""
+        """The functions to call after the response to a request, by the request's id."""
 
     async def run(self, handle: Handler) -> None:
         """See `ClientConnection`. With `ends_on_signals`, SIGTERM, SIGINT and SIGHUP have the same effect as the end of
@@ -141,7 +142,7 @@ class EditorConnection:
         self._after_response.setdefault(self._handling[asyncio.current_task()], []).append(action)
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """See `SendRequest`. If the caller is cancelled, withdraws the request with `$/cancel_request`."""
+        """See `SendRequest`. If the caller is cancelled, withdraw the request with `$/cancel_request`."""
         sent = RequestParams(params, None)  # `send` sets the id
         try:
             return await self._rpc.send_request(method, sent)

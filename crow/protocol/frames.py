@@ -75,11 +75,11 @@ class LineSplitter:
     """Splits a stream of bytes into lines."""
 
     limit: int
-    """The maximum length of a line in bytes. Of a longer line, nothing is kept."""
+    """The maximum length of a line in bytes. Nothing of a longer line is kept."""
     _parts: list[bytes] = field(default_factory=list)
     """The parts of the unfinished line."""
     _size: int = 0
-    """The length of the unfinished line in bytes, including what was not kept."""
+    """The length of the unfinished line in bytes, including the bytes that were not kept."""
 
     def feed(self, data: bytes) -> list[bytes | FrameError]:
         """Add `data`, and return the lines that are now complete, without newlines. A line that is longer than the

@@ -32,9 +32,9 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
 _CODE_COMPANION = "CodeCompanion.nvim"
-"""The name that this client sends in `clientInfo`. It authenticates at every start, and if this fails, shows the user
-the whole error object. So it shows a sentence twice that crow repeats in `data` for clients that show only `message` or
-only `data`."""
+"""The name that this client sends in `clientInfo`. The client authenticates at every start, and if this fails, shows
+the user the whole error object. So the user would see the same sentence twice, in `message` and in `data`. Crow puts it
+into both, because some clients show only one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class ClientCapabilities:
     terminals: bool = False
     """Whether the editor runs commands in its terminals."""
     terminal_output: bool = False
-    """Whether the client can show the output of a command, which crow sends, as a terminal within a call."""
+    """Whether the client can show the output of a command as a terminal within a call. Crow sends the output."""
     terminal_auth: bool = False
     """Whether the client can start a login in a terminal."""
     terminal_auth_by_meta: bool = False
-    """Whether the client reads the command of such a login from `_meta`, as an older form of the protocol had it."""
+    """Whether the client reads the command of such a login from `_meta`, as in an older form of the protocol."""
     notices: bool = False
     """Whether the client shows notices."""
     compaction: bool = False
@@ -78,8 +78,8 @@ class ClientCapabilities:
     """The client's `name` and `version`, as far as it states them."""
     is_translated: bool = False
     """Whether the updates are translated into those of version 2 of the protocol (see `v2.py`). The translation needs
-    more updates than a client of version 1: also those with the client's own prompts and with the states of its turns,
-    and a mark on each update of a load."""
+    more than a client of version 1 does: updates with the client's own prompts and the states of its turns, and a mark
+    on each update of a load."""
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -114,7 +114,7 @@ def question_kinds(offered: Mapping[str, Any]) -> frozenset[ElicitationKind]:
 
 
 def client_in(info: Mapping[str, Any]) -> dict[str, object]:
-    """Return `ClientCapabilities.client` for a client that describes itself like this."""
+    """Return `ClientCapabilities.client` from the client's description of itself."""
     return {
         key: shorten(on_one_line(info[key]), _PROGRAM_CHARS)
         for key in ("name", "version")

@@ -1,4 +1,4 @@
-"""Limits the size of what is sent to a client. All sizes are in bytes of JSON."""
+"""Limits the sizes of texts and other values that are sent to a client. All sizes are in bytes of JSON."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def limit_text(text: str, limit: int = TEXT_BYTES) -> str:
 
 
 def cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
-    """Return `(shown, omitted)`: `change(text)` if that takes at most `limit` bytes of JSON, otherwise `change` of its
-    beginning, a marker and its end; and the number of characters of `text` that were left out."""
+    """Return `(shown, omitted)`. `shown` is `change(text)` if that takes at most `limit` bytes of JSON. Otherwise, it
+    is `change` applied to the beginning of `text`, a marker and the end of `text`. `omitted` is the number of
+    characters of `text` that were left out."""
     if len(text) <= limit and _fits(shown := change(text), limit):
         return shown, 0
     keep = min(limit, len(text))

@@ -55,14 +55,15 @@ FULL = CallLimits(text=300_000, repeats_output=False)
 """The limits of a replay for a client that asked for whole results. They add up to less than the limit for a line."""
 
 _LONG_RESULT_BYTES = 2_000
-"""If the results of a replay have fewer bytes than this, the history is so long that other parts are shortened more."""
+"""If each result of a replay is shortened to fewer bytes than this, the history is so long that the other parts of
+calls are shortened even more."""
 
 
 def short_limits(result_bytes: int) -> CallLimits:
     """Return the limits for a replay in which each stored result was shortened to about `result_bytes`.
 
     In the longest histories, the other parts of a call are shortened more than its result. Otherwise, tens of thousands
-    of calls with long arguments or diffs would add up to twice what a replay may send.
+    of calls with long arguments or diffs would add up to twice the size that a replay may have.
     """
     others = 2 * result_bytes if result_bytes >= _LONG_RESULT_BYTES else result_bytes * result_bytes // 1_000
     return CallLimits(
@@ -159,9 +160,9 @@ def announcement_from(name: str, arguments: str) -> Announcement:
 
 
 def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[Fields]:
-    """Return the content of a finished call. If the call succeeded and has diffs, the content is these diffs.
-    Otherwise it is the text of the result, and then its images and attachments. A command has both: its output, and
-    the diffs of what it changed."""
+    """Return the content of a finished call. If the call succeeded and has diffs, the content is these diffs. Otherwise
+    it is the text of the result, and then its images and attachments. The content of a command is its output and the
+    diffs of the files that it changed."""
     diffs = diff_contents(result.announcement.diffs, limits.diffs) if result.announcement.diffs else []
     if diffs and result.announcement.kind != "execute" and not result.is_error:
         return diffs

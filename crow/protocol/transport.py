@@ -196,7 +196,7 @@ class StdioTransport:
         self._lines: deque[bytes | FrameError] = deque()
         """The lines that were received and not handled yet."""
         self._reading: asyncio.Task[bytes] | None = None
-        """A read that began while the editor was behind, and has not ended."""
+        """A read from stdin that has not ended. It began while the editor was behind with reading crow's output."""
         self._at_end = False
         """Whether stdin has ended."""
         self._stopped = False

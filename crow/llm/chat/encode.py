@@ -42,8 +42,8 @@ class _Encoded:
     """The images and files of a tool result. They are sent in a user message after this result and the results that
     directly follow it."""
     calls: tuple[bytes, ...] = ()
-    """If an endpoint accepts only one call per message, a message for each call after the first. Each is inserted
-    before the result of its call."""
+    """If the endpoint accepts only one call per message, this has one message for each call after the first. Each
+    message is inserted before the result of its call."""
 
 
 class ChatEncoder(Encoder[_Encoded]):

@@ -138,7 +138,7 @@ class ChatParser(AnswerParser):
             self._details.add(details)
             if not thought and ((thought := details_text(details)) or field is None):
                 field = "reasoning_details"
-        # Some servers send other fields, too, which stay empty. The first one with text is the right one.
+        # Some servers also send reasoning fields that stay empty. The first field with text is the right one.
         if self._reasoning_field is None or (thought and not self._has_thought):
             self._reasoning_field = field
         if blocks := delta.get("thinking_blocks"):

@@ -1,4 +1,4 @@
-"""What each Claude model takes, read from its name.
+"""The properties of each Claude model, read from the model's name.
 
 Anthropic's Messages API has changed with its models: how a request asks for thinking, whether thinking can be turned
 off, how long a prompt must be to be cached, and how long an answer may be. Endpoints that serve Claude under another
@@ -22,7 +22,7 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 """The version stands before the line (`claude-3-5-haiku`), after it (`claude-opus-4-1`, `claude-sonnet4`, `claude-v2`),
-or alone (`claude-2.1`). A date is no version."""
+or alone (`claude-2.1`). A date is not a version."""
 
 _ALWAYS_THINK = frozenset({"fable", "mythos"})
 """The lines of models whose thinking cannot be turned off."""
@@ -31,7 +31,7 @@ _NEWEST = (99, 0)
 """The version of a name without a version, such as `claude-mythos-preview`."""
 
 _BUDGETS: Mapping[ThoughtLevel, int] = {"low": 2_048, "medium": 8_192, "high": 24_576}
-"""The tokens that a model with the form `budget` may think, by thought level."""
+"""The thinking budgets in tokens, by thought level, for models that think with a budget."""
 
 _MIN_BUDGET = 1_024
 """The API refuses smaller budgets. This many tokens are also left for the answer itself."""
@@ -94,8 +94,8 @@ def _off(line: str, version: tuple[int, int]) -> Literal["disabled", "between_to
 
 
 def _min_cached(line: str, version: tuple[int, int]) -> int:
-    """Return the length in tokens from which on the model caches a prompt. If Anthropic's platforms differ, return the
-    smaller one: a cache marker in a shorter prompt costs nothing."""
+    """Return the minimum length, in tokens, of a prompt that the model caches. If it differs between Anthropic's
+    platforms, return the smallest: a cache marker in a prompt that is too short costs nothing."""
     if (line == "haiku" and version == (4, 5)) or (line == "opus" and (4, 5) <= version <= (4, 6)):
         return 4_096
     if (line == "opus" and version == (4, 7)) or (line == "haiku" and version < (4, 5)):

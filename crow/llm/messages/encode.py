@@ -1,8 +1,8 @@
 """Encodes requests of Anthropic's Messages API.
 
 Each request starts with the blocks of the previous one. Only the marks that ask the endpoint to cache the prompt move:
-they stand after the system prompt, after the newest message, and after the message that was the newest one in the
-request before.
+they stand after the system prompt, after the newest message, and after the message that was the newest in the previous
+request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END = b"}]}"
 """Every message ends with these bytes. A cache mark is put in front of them."""
 
 _BYTES_PER_TOKEN = 4
-"""An estimate, for the length from which on a model caches a prompt."""
+"""An estimate, which converts the minimum length of a cached prompt from tokens to bytes."""
 
 _THINKING_FORMS = frozenset({"adaptive_thinking", "thinking_budget", "thinking_off", "effort", "thinking_display"})
 """Parts of a request that say how much the model should think, and that an endpoint may refuse one by one."""
@@ -39,7 +39,7 @@ _Role: TypeAlias = Literal["user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message as its blocks in the form in which they are sent."""
+    """The blocks of a message in the form in which they are sent."""
 
     message: domain.Message
     role: _Role
@@ -47,8 +47,8 @@ class _Encoded:
     starts_with_thought: bool = False
     """Whether the first block is a thought."""
     ended: bytes | None = None
-    """Set if the endpoint paused in this answer: the blocks without those calls of the server's own tools that have no
-    result. They replace `blocks` once a message follows that does not continue the answer. None without a pause."""
+    """If the endpoint paused in this answer, the blocks without those calls of the server's own tools that have no
+    result. They replace `blocks` if the next message does not continue the answer. None if there was no pause."""
 
 
 class MessagesEncoder(Encoder[_Encoded]):
@@ -133,7 +133,7 @@ class _System:
 
 
 class _Sequence:
-    """Collects messages in the order in which they are sent. The results of one step are one message."""
+    """Collects messages in the order in which they are sent. Consecutive tool results become one message."""
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
@@ -162,9 +162,9 @@ class _Sequence:
 
     def sent(self) -> tuple[list[bytes], list[int]]:
         """Return all messages so far, and the positions of those that may have a cache mark: the newest message, and
-        the one that was the newest in the request before, up to which the endpoint has cached the prompt. The
-        conversation ends with a message of the user, unless the model paused in its answer: newer models do not
-        continue other answers."""
+        the newest message of the previous request, up to which the endpoint has cached the prompt. The conversation
+        ends with a message of the user, unless the model paused in its answer: newer models do not continue other
+        answers."""
         sent, at = list(self._sent), len(self._roles) - 1
         if at < 0 or (self._roles[at] == "assistant" and self._paused is None):
             sent.append(_message("user", json_bytes(_text(GO_ON if sent else EMPTY_TEXT))))
@@ -236,7 +236,7 @@ def _result(message: domain.ToolMessage, dialect: Dialect) -> dict[str, object]:
     content += [*map(_image, images), *map(_file, files)]
     call_id = schema.call_id(message.call_id)
     result: dict[str, object] = {"type": "tool_result", "tool_use_id": call_id, "content": content}
-    # A failed result may have only text.
+    # A result that is marked as failed may contain only text.
     is_marked = message.is_error and not (images or files)
     if is_marked and dialect.marks_failures and "is_error" not in dialect.left_out:
         result["is_error"] = True
@@ -256,20 +256,22 @@ def _assistant_blocks(message: domain.AssistantMessage, *, endpoint: str, dialec
 
 
 def _with_end(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the blocks, with a text added if there are none or the last one is a thought: an answer may not end so."""
+    """Return the blocks. Add a text if there are none or the last one is a thought, because endpoints refuse such an
+    answer."""
     return [*blocks, _text(EMPTY_TEXT)] if not blocks or blocks[-1]["type"] in _THOUGHTS else blocks
 
 
 def _ended(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the blocks of an answer that does not go on, without the calls of the server's own tools that have no
-    result, because the endpoint would refuse them."""
+    """Return the blocks of an answer that is not continued, without the calls of the server's own tools that have no
+    result, because the endpoint would refuse such calls."""
     finished = {str(block.get("tool_use_id")) for block in blocks}
     return _with_end([block for block in blocks if not _is_server_call(block) or str(block.get("id")) in finished])
 
 
 def _is_server_call(block: Mapping[str, object]) -> bool:
-    """Return whether the block is a call of a tool that the server runs itself. It has no result yet if the same answer
-    calls tools of crow: the server runs its own tools only after it has got the results of crow's."""
+    """Return whether the block is a call of a tool that the server runs itself. Such a call has no result yet if the
+    same answer also calls tools of crow: the server runs its own tools only after it has got the results of crow's
+    tools."""
     return str(block["type"]).endswith("_tool_use")
 
 
@@ -309,7 +311,7 @@ def _call(call: domain.ToolCall) -> dict[str, object]:
 
 
 def _image(image: domain.Image) -> dict[str, object]:
-    """Return the block of an image. Images of a kind that this API does not have become a text."""
+    """Return the block of an image. An image of a type that this API does not accept becomes a text."""
     kind = "image/jpeg" if image.mime_type == "image/jpg" else image.mime_type
     if kind not in _IMAGES:
         return _text(f"[An image was left out: its type {kind} is not supported.]")

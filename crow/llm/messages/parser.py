@@ -38,7 +38,7 @@ class _Block:
     index: object
     """The block's index in the stream, as `_key` returns it. None if the server sends none."""
     members: dict[str, object] = field(default_factory=dict)
-    """The members that arrived at the start of the block, or at once."""
+    """The members that did not arrive in pieces, most of them at the start of the block."""
     growing: dict[str, list[str]] = field(default_factory=dict)
     """The pieces of members that arrive in several deltas, by member."""
     call: int = 0
@@ -162,7 +162,7 @@ class MessagesParser(AnswerParser):
         content = message.get("content")
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        if not self._blocks:  # else the server repeats at the end what it has streamed
+        if not self._blocks:  # else the server repeats the streamed answer at the end
             for block in content if isinstance(content, list) else ():
                 self._start_block(None, block)
                 self._open.clear()
@@ -173,7 +173,7 @@ class MessagesParser(AnswerParser):
 
     def _count(self, report: object) -> None:
         """Add a report of token counts. Reports are cumulative, so the newest count of each kind is used. A zero does
-        not replace a count, because some servers fill in the counts that they know only at the start or the end."""
+        not replace a count, because some servers fill in a count only at the start or only at the end."""
         for key, value in _counts_in(report).items():
             if value or key not in self._counts:
                 self._counts[key] = value
@@ -255,7 +255,7 @@ class MessagesParser(AnswerParser):
         self._text_ends_in_words = not text[-1].isspace()
 
     def _is_after_other(self, block: _Block) -> bool:
-        """Return whether a block that is no text stands directly before `block`."""
+        """Return whether a block that is not text stands directly before `block`."""
         return len(self._blocks) > 1 and self._blocks[-1] is block and self._blocks[-2].kind != "text"
 
     def _read_thinking(self, block: _Block, delta: Mapping[str, object]) -> None:
@@ -350,7 +350,7 @@ class MessagesParser(AnswerParser):
         if word is None and not self.is_done:
             raise ProtocolError(f"The answer from {who} broke off: the stream ended without a stop reason.")
         match word:
-            case "max_tokens" | "length":  # the second is LiteLLM's for some models
+            case "max_tokens" | "length":  # LiteLLM sends `length` for some models
                 return "length"
             case "model_context_window_exceeded":
                 if not (self._text.getvalue().strip() or self._calls):
@@ -395,8 +395,8 @@ class MessagesParser(AnswerParser):
         return {} if _are_plain(items) else stored_items(items)
 
     def _in_order(self) -> list[_Block]:
-        """Return the blocks in the order of their indexes. If these are missing or not unique, return the blocks in the
-        order in which they came."""
+        """Return the blocks in the order of their indexes. If an index is missing or repeated, return the blocks in
+        order of arrival."""
         indexes = [block.index for block in self._blocks]
         if all(type(index) is int for index in indexes) and len(set(indexes)) == len(indexes):
             return sorted(self._blocks, key=lambda block: int(str(block.index)))
@@ -414,7 +414,7 @@ def _are_plain(items: Sequence[Item]) -> bool:
 
 
 def _kind_of(event: Mapping[str, object]) -> str:
-    """Return the kind of an event that does not name it."""
+    """Return the kind of an event that does not state its kind."""
     if isinstance(event.get("content_block"), Mapping):
         return "content_block_start"
     if isinstance(event.get("message"), Mapping):

@@ -36,8 +36,8 @@ def name(text: str) -> str:
 
 
 def call_id(text: str) -> str:
-    """Return the id of a call in a form that Anthropic accepts. Characters that only other providers use are replaced.
-    A checksum is added then, so that different ids stay different."""
+    """Return the id of a call in a form that Anthropic accepts. An id with characters that only other providers use is
+    rewritten and gets a checksum, so that different ids stay different."""
     if _ID.fullmatch(text):
         return text
     return f"{_NOT_IN_ID.sub('_', text)[:200]}_{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
@@ -75,8 +75,8 @@ def _names(value: object) -> list[str]:
 
 
 def _modern(schema: object, depth: int) -> object:
-    """Return the schema as draft 2020-12 of JSON Schema writes it, which Anthropic checks. Older drafts wrote the
-    schemas of a tuple and exclusive limits in another way."""
+    """Return the schema in draft 2020-12 of JSON Schema, which Anthropic requires. Older drafts have another form for
+    the schemas of a tuple and for exclusive limits."""
     if depth > _MAX_DEPTH:
         return {}
     if isinstance(schema, (list, tuple)):

@@ -200,7 +200,7 @@ def _text_of(data: Mapping[str, object]) -> str | None:
 
 
 def _own_call(data: Mapping[str, object], call: domain.ToolCall, dialect: Dialect) -> dict[str, object]:
-    """Return a call as the endpoint sent it."""
+    """Return a call in the form in which the endpoint sent it, with the call's id, name and arguments put back."""
     if data.get("type") != "custom_tool_call":
         return {**data, "call_id": call.id, "name": call.name, "arguments": call.arguments}
     if "custom_tools" in dialect.left_out:

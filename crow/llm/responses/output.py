@@ -15,7 +15,8 @@ CALL_TYPES: dict[str, frozenset[str]] = {
     "function_call": frozenset({"call_id", "name", "arguments"}),
     "custom_tool_call": frozenset({"call_id", "name", "input"}),
 }
-"""The types of items that are calls. Each has the names of the members that are stored with the call itself."""
+"""The types of items that are tool calls. The members listed for each are stored in the `ToolCall`, so the stored item
+lacks them."""
 
 _MAX_OUTPUTS = 10_000
 _MAX_PARTS = 10_000
@@ -41,12 +42,12 @@ class Part:
     """`output_text` or `refusal`; for reasoning `content` or `summary`."""
     pieces: list[str] = field(default_factory=list)
     is_whole: bool = False
-    """Whether an event has ended the part. Pieces that arrive later are ignored: they are out of order, and the event
-    at the end contained them."""
+    """Whether an event has ended the part. That event contained the whole text, so pieces that arrive later are
+    ignored."""
 
     def missing_of(self, whole: str) -> str:
-        """Return the end of `whole` that has not arrived yet. Return an empty text if `whole` does not begin with what
-        has arrived."""
+        """Return the rest of `whole` after the pieces that have arrived. Return an empty text if `whole` does not begin
+        with these pieces."""
         if not self.pieces:
             return whole
         so_far = "".join(self.pieces)
@@ -67,15 +68,15 @@ class Output:
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
     """The parts of the text by their kind and index."""
     call: PartialCall | None = None
-    """The call that the item makes, or None if it is no call."""
+    """The call that the item makes, or None if it is not a call."""
     data: JsonObject | None = None
-    """The whole item as an event at its end contained it. None before its end."""
+    """The whole item, from the event that ended it. None until then."""
     has_text: bool = False
     """Whether text of the message has been shown."""
     shown: str | None = None
-    """Of reasoning, the kind of the parts that are shown: `content` or `summary`. None before the first one."""
+    """For reasoning, the kind of the parts that are shown: `content` or `summary`. None until a part is shown."""
     is_announced: bool = False
-    """Whether an event with the item has arrived, at its start or at its end."""
+    """Whether an event that announces or ends the item has arrived."""
     is_whole: bool = False
     """Whether the input of a call is complete."""
     early: str = ""
@@ -103,14 +104,15 @@ class Outputs:
         self._calls = 0
 
     def in_order(self) -> list[Output]:
-        """Return the items in the order that the server gave them, or else in order of arrival."""
+        """Return the items in the order of the server's indexes. If an index is missing or repeated, return them in
+        order of arrival."""
         indexes = [each.index for each in self._all]
         if None in indexes or len(set(indexes)) < len(indexes):
             return list(self._all)
         return sorted(self._all, key=lambda each: each.index or 0)
 
     def find(self, event: JsonObject, kind: str) -> Output:
-        """Return the output to which an event with a piece belongs. If the server did not announce it, add it."""
+        """Return the output to which an event with a piece belongs. If no known output fits, add a new one."""
         item_id, index = _id(event.get("item_id")), _index(event.get("output_index"))
         known = self._by_id.get((kind, item_id)) if item_id else None
         if index is not None and (known is None or known.index != index):
@@ -121,10 +123,11 @@ class Outputs:
         return known or self._add(kind, item_id, index)
 
     def open(self, item: JsonObject, event: JsonObject, *, is_done: bool) -> Output | None:
-        """Return the output to which an event with a whole item belongs. Return None if the output has ended already.
-        `is_done` means that the event ends the item; otherwise it announces the item."""
+        """Return the output to which an event with an item belongs. If no known output fits, add a new one. Return None
+        if the output has ended already. `is_done` means that the event ends the item; otherwise it announces the
+        item."""
         kind, item_id = str(item["type"]), _id(item.get("id")) or _id(event.get("item_id"))
-        # llama.cpp gives calls no id, and names them by the id of the call.
+        # llama.cpp sends items of calls without an id of their own, so the id of the call identifies the item.
         item_id = item_id or (_id(item.get("call_id")) if kind in CALL_TYPES else "")
         index = _index(event.get("output_index"))
         known = self._by_id.get((kind, item_id)) if item_id else None
@@ -165,11 +168,11 @@ class Outputs:
             self.size += len(json.dumps(item, default=str))
 
     def unread(self, items: Sequence[object]) -> Iterator[tuple[JsonObject, Output]]:
-        """Match the items of the list at the end of the response with the outputs that have arrived. Yield each item
-        that has not arrived as a whole, with its output, which is new if no other matches.
+        """Match the items in the list that ends the response with the outputs that have arrived. Yield each item whose
+        output has not ended, and this output. If an item matches no output, add a new output for it.
 
-        Ids decide first. Items with unknown ids are matched in order: with the output at the same place, or with the
-        first one that fits.
+        Ids decide first. The other items are matched in order: each with the output at its place in the list if this
+        output fits, else with the first output that fits, else with the output at its place anyway.
         """
         listed = [(at, item) for at, item in enumerate(items) if type(item) is dict and type(item.get("type")) is str]
         order, named = self.in_order(), self._names()
@@ -208,7 +211,7 @@ class Outputs:
                 yield item, found[at]
 
     def _names(self) -> dict[tuple[str, str], deque[Output]]:
-        """Return the outputs by their kind and each of their ids. The id of its call counts as an id of an output."""
+        """Return the outputs by kind and id. An output may have several ids, and the id of its call is one of them."""
         named: dict[tuple[str, str], deque[Output]] = {}
         for each in self._all:
             for name in {each.id, each.call.id if each.call is not None else ""} - {""}:
@@ -225,9 +228,9 @@ class Outputs:
             self.size += len(piece)
 
     def complete_call(self, output: Output, members: JsonObject, *, is_done: bool = True) -> None:
-        """Add the id, the name and the input in `members`, an event or item with a whole call. An input that is not
-        empty replaces the pieces that have arrived. `is_done` means that the event ends the call; otherwise it
-        announces the call."""
+        """Add the id, the name and the input in `members`, an event or item with a call. `is_done` means that this
+        event or item ends the call: its input replaces the pieces that have arrived, unless it is empty, `{}` or
+        `null`. Otherwise it announces the call, and its input is kept in `early`."""
         call = output.call
         if call is None:
             return
@@ -266,7 +269,7 @@ class Outputs:
 
 
 def text_parts(item: JsonObject) -> list[JsonObject]:
-    """Return the parts of a message."""
+    """Return the parts of a message item. A content that is a text counts as one part."""
     content = item.get("content")
     if isinstance(content, str):
         return [{"type": "output_text", "text": content}]
@@ -274,8 +277,8 @@ def text_parts(item: JsonObject) -> list[JsonObject]:
 
 
 def _named(item: JsonObject, named: dict[tuple[str, str], deque[Output]], taken: set[Output]) -> Output | None:
-    """Return the output with the id of the item's call, or of the item. If there are several, return the first that is
-    not taken yet."""
+    """Return the output that has the id of the item's call, or else the id of the item. If there are several, return
+    the first that is not taken, or the last one if all are taken."""
     for key in ("call_id", "id"):
         same = named.get((str(item["type"]), _id(item.get(key))))
         while same and len(same) > 1 and same[0] in taken:
@@ -286,8 +289,8 @@ def _named(item: JsonObject, named: dict[tuple[str, str], deque[Output]], taken:
 
 
 def _may_end(output: Output, item: JsonObject, *, is_nameless: bool) -> bool:
-    """Return whether `item`, whose id and index are unknown, is the end of this output, which has the same kind.
-    `is_nameless` means that the item has neither id nor index."""
+    """Return whether `item` may be the whole item of this output, which has the same kind. No output was found by the
+    id or index of `item`. `is_nameless` means that the item has neither id nor index."""
     if is_nameless:
         return True
     if output.call is not None and output.call.id:
@@ -296,7 +299,8 @@ def _may_end(output: Output, item: JsonObject, *, is_nameless: bool) -> bool:
 
 
 def _fits(output: Output, item: JsonObject) -> bool:
-    """Return whether the pieces of this output so far can be the beginning of `item`, which has the same kind."""
+    """Return whether this output can be the beginning of `item`, which has the same kind. Calls are compared by name
+    and id, messages by their text."""
     if output.call is not None:
         name, call_id = item.get("name"), item.get("call_id")
         return output.call.name in {"", name} and (not call_id or output.call.id in {"", call_id})
@@ -308,7 +312,7 @@ def _fits(output: Output, item: JsonObject) -> bool:
 
 
 def _head(pieces: Iterable[object]) -> str:
-    """Return the first `_COMPARED_CHARS` characters of the joined pieces, without blanks."""
+    """Return about the first `_COMPARED_CHARS` characters of the joined pieces, without blanks."""
     head = ""
     for piece in pieces:
         head += piece[:_COMPARED_CHARS] if isinstance(piece, str) else ""
@@ -318,7 +322,8 @@ def _head(pieces: Iterable[object]) -> str:
 
 
 def _is_same(one: JsonObject, other: JsonObject) -> bool:
-    """Return whether two JSON objects are equal. Objects that nest too deep to compare are not."""
+    """Return whether two JSON objects are equal. Objects that are nested too deeply to be compared count as
+    different."""
     try:
         return one == other
     except RecursionError:

@@ -30,7 +30,7 @@ _DELTAS = frozenset(
         *(_TEXT, f"{_ARGUMENTS}.delta", "response.reasoning_summary_text.delta", "response.reasoning_text.delta"),
     }
 )
-"""The kinds of events of which an answer has thousands. They are read on a faster path."""
+"""The kinds of events that may come thousands of times in an answer. They are read on a faster path."""
 
 _RECENT = 100
 """At least this many events are remembered, to notice those that a server sends twice."""
@@ -42,7 +42,7 @@ _ENDS = {
     "response.failed": "failed",
     "response.cancelled": "cancelled",
 }
-"""Events that end a response, each with the status that it has if it does not state one."""
+"""Events that end a response, each with the response's status if the event states none."""
 
 _NEEDS_OUTPUT = frozenset(
     {"local_shell_call", "shell_call", "apply_patch_call", "computer_call", "mcp_approval_request"}
@@ -68,17 +68,19 @@ class ResponsesParser(AnswerParser):
         self._hash = 0
         """The hash of the data of the event that is being read."""
         self._recent: dict[int, int] | None = {}
-        """The hashes of the newest events by the events' numbers. None if the server's numbers mean nothing."""
+        """The hashes of the newest events, by sequence number. None once two different events have had the same
+        number."""
         self._older: dict[int, int] = {}
-        """The events before those in `_recent`."""
+        """The hashes of the events before those in `_recent`."""
         self._open: Part | Output | None = None
-        """What the last event added to, if it was a delta."""
+        """The part or call to which the last event added a piece. None if the next delta must look up its part or
+        call."""
         self._open_at: tuple[object, ...] | None = None
-        """The members of that event that say what it belongs to."""
+        """The kind, item id and indexes of that event. A delta with the same values continues `_open`."""
         self._status: str | None = None
         self._reason: str | None = None
         self._made: dict[PartialCall, int] = {}
-        """The index in the answer of the call that was made of each `PartialCall`."""
+        """For each `PartialCall`, the index of its first call among the calls of the answer."""
 
     @property
     def is_finished(self) -> bool:
@@ -231,7 +233,7 @@ class ResponsesParser(AnswerParser):
 
     def _read_reasoning(self, kind: str, event: JsonObject) -> Part | None:
         """Read a piece of reasoning or of its summary. If an item has both, only the kind that arrived first is shown.
-        Return the part if more pieces that are shown may follow, else None."""
+        Return the part if its pieces are shown and more may follow, else None."""
         is_end = kind.endswith(".done")
         text = event.get("delta") or event.get("part") or event.get("text")
         if isinstance(text, Mapping):
@@ -348,7 +350,7 @@ class ResponsesParser(AnswerParser):
             if each.kind == "custom_tool_call":
                 tool = self._offered.get(tool_name(each.call.name, self._offered))
                 text = "".join(each.call.pieces)
-                # A server may call a tool with JSON arguments in this form, too.
+                # A server may also send the JSON arguments of an ordinary tool in this form.
                 if tool is None or tool.freeform is not None or not text.lstrip().startswith("{"):
                     text = json_text({freeform_property(tool): text})
                 each.call = PartialCall(id=each.call.id, name=each.call.name, pieces=[text])
