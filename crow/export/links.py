@@ -60,7 +60,7 @@ class PageLink:
     created_ms: int
     """Unix milliseconds."""
     expires_ms: int
-    """Unix milliseconds. From this time on, the link does not work."""
+    """Unix milliseconds. At this time, the link stops working."""
 
 
 class PageLinks:
@@ -77,7 +77,7 @@ class PageLinks:
         self, store: Store, session_id: str, *, age: str, is_strict: bool, window: int | None = None
     ) -> tuple[PageLink, str]:
         """Write the page of a session, and return its link and its address. `age` says how long the link works, such
-        as `7d`. With `is_strict`, the page also hides what only looks secret. `window` is the size of the model's
+        as `7d`. With `is_strict`, the page also hides texts that only look secret. `window` is the size of the model's
         context window in tokens, if it is known.
 
         :raises ArgumentError: `age` is not valid, there are too many links, or the page cannot be written.

@@ -39,7 +39,8 @@ async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -
                 calls = {CallRef(assistant=entry.id, index=index): call for index, call in enumerate(made)}
                 files = {}
             case File(change_set="", recorded_here=True) as file:
-                files.setdefault(file.call, {}).setdefault(file.path, file)  # hooks may change the file again
+                # Keep the first record, which is the tool's own: a hook may change the file again.
+                files.setdefault(file.call, {}).setdefault(file.path, file)
             case ToolResult(call=ref, name=name, is_error=False) if name in _TOOLS and ref in calls and ref in files:
                 outcome, words = await _compare(calls[ref], ref, files[ref], cwd, open_tools)
                 yield Replayed(
@@ -75,7 +76,7 @@ async def _compare(
 
 
 def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
-    """Write the files as they were before, and return the real path of the folder."""
+    """Write the files as they were before the edit, and return the real path of the folder."""
     root = Path(folder).resolve()
     for path, file in files.items():
         if file.before is not None:
@@ -86,7 +87,8 @@ def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
 
 
 def _digest(root: str, path: str, cwd: str) -> str:
-    """Return the digest of what was written, as in `File.after_hash`."""
+    """Return the digest of the file that was written, as in `File.after_hash`, or an empty string if there is no such
+    file."""
     written = Path(root, path)
     if not written.is_file():
         return ""

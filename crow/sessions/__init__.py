@@ -203,7 +203,7 @@ class Sessions:
         """Search titles, prompts and answers for all words of `query`. Matching titles come first, then matching
         entries. Newer entries come before older ones. Return at most `limit` results.
 
-        With `model`, only sessions are searched whose model has `model` in its name. With `since`, matches before that
+        With `model`, search only the sessions whose model has `model` in its name. With `since`, matches before that
         time are left out. With `until`, matches at or after that time are left out. A time without a time zone is local
         time.
 
