@@ -156,7 +156,7 @@ class MirrorWriter:
         self._source = source
 
     async def catch_up(self) -> None:
-        """Write what is missing since the last start, and remove the files of deleted sessions."""
+        """Write the entries that the files still lack, and remove the files of deleted sessions."""
         with self._folder.locked(), self._folder.opened(_STATE) as file:
             state = _json_of(file.read())
         known = state.get(self._source.database)
@@ -333,7 +333,7 @@ def _last_entry(file: BinaryIO) -> int:
     """Return the id of the entry in the last line, or 0 if there is only the first line. Remove a line that was cut off
     when a process was killed, and everything after the first line if the last one is damaged."""
     size = file.seek(0, os.SEEK_END)
-    end = _line_start(file, size)  # a whole file ends in a line end, so this is its end
+    end = _line_start(file, size)  # the end of the file, unless its last line was cut off
     if end < size:
         os.ftruncate(file.fileno(), end)
     start = _line_start(file, end - 1)

@@ -166,8 +166,8 @@ def steps_to(path: str) -> Iterator[Step]:
 
 
 def _step_at(path: str, status: os.stat_result) -> Step:
-    """Return who can change a directory, link or file. In a sticky directory, such as /nix/store, others cannot replace
-    what they do not own."""
+    """Return who can change a directory, link or file. In a sticky directory, such as /nix/store, other users cannot
+    replace files that they do not own."""
     mode, owner = status.st_mode, status.st_uid
     if stat.S_ISLNK(mode):
         return Step(path, owner)
@@ -204,7 +204,7 @@ def system_owners() -> frozenset[int]:
 
 
 def _resolved_places(places: Iterable[str]) -> list[str]:
-    """Return each of these places as it is named and with its links resolved."""
+    """Return each of these places twice: as it is named, and with its links resolved. Leave out duplicates."""
     named = [place for place in map(os.path.expanduser, places) if os.path.isabs(place)]
     return list(dict.fromkeys(path for place in named for path in (place, os.path.realpath(place))))
 
@@ -247,7 +247,7 @@ def python_trees() -> tuple[str, ...]:
 
 
 def needed_trees() -> tuple[Path, ...]:
-    """Return the trees without which a program of crow does not run, each with and without its links resolved."""
+    """Return the trees that a Python program of crow needs, each with and without its links resolved."""
     names = [name for name in (*python_trees(), os.path.dirname(os.path.abspath(__file__))) if os.path.isabs(name)]
     return tuple(dict.fromkeys(Path(place) for name in names for place in (name, os.path.realpath(name))))
 
@@ -266,8 +266,8 @@ def own_trees(roots: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def helper_environment(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split an environment in two: what a helper of crow gets, and the variables that could make the helper load code
-    from the workspace."""
+    """Split an environment in two: the variables that a helper of crow gets, and those that could make the helper load
+    code from the workspace."""
     kept = {name: value for name, value in env.items() if not _is_loader_variable(name)}
     return kept, {name: value for name, value in env.items() if name not in kept}
 

@@ -208,7 +208,7 @@ async def _follow(store: Store, session_id: str, last: int, show: Callable[[Entr
 
 
 def _print_line(line: str) -> None:
-    """Print a line of JSON. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    """Print a line of JSON. Characters that the encoding of stdout may lack are written as JSON escapes."""
     is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
     sys.stdout.write(line if is_utf else json.dumps(json.loads(line)) + "\n")
 

@@ -1,7 +1,8 @@
 """Links: pages of sessions that `crow serve` shows to anyone who has their secret address.
 
-A link is two files in a private folder: the page, as the session was when it was shared, and a record. The record holds
-only the sha256 of the secret in the address, so whoever reads the folder's backup cannot build an address.
+A link is two files in a private folder: the page, as the session was when it was shared, and a record. The record has
+the sha256 of the secret in the address, but not the secret itself. So a person who reads a backup of the folder cannot
+build the address.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ADDRESS = re.compile(rf"([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})"
 _RECORD = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.json")
 _PAGE = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.(?:html|part)")
 _ABANDONED_S = 3_600
-"""A page without a record that is older than this is removed: the process that wrote it was killed."""
+"""A page that is older than this and has no record is removed: the process that wrote the page was killed."""
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
 
@@ -54,7 +55,7 @@ class PageLink:
     title: str
     """The title of the session when it was shared."""
     principal: str | None
-    """The owner of the session. None without principals."""
+    """The principal who owns the session, or None if the session has no owner."""
     policy: str
     """The Content-Security-Policy of the page."""
     created_ms: int

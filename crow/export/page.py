@@ -359,7 +359,7 @@ class _HtmlPage:
 
     @property
     def result_chars(self) -> int:
-        """The most characters that are shown of one tool result."""
+        """The largest number of characters that the page shows of one tool result."""
         return self._result_chars
 
 

@@ -14,7 +14,7 @@ Redactor: TypeAlias = Callable[[str], str]
 """Masks the parts of a text that must not be exported, and returns the text."""
 
 _HIDDEN = "[hidden]"
-"""Replaces what is masked."""
+"""Replaces each masked text."""
 
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s{1,4})[A-Za-z0-9._~+/=-]{12,5000}")
 _ASSIGNED = re.compile(

@@ -123,7 +123,7 @@ def _masked_value(value: Any, redact: Redactor) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _IDS}
         masked = {name: _masked_value(each, redact) for name, each in named.items()}
-        if isinstance(value, ToolCall):  # its arguments are JSON, and must stay that
+        if isinstance(value, ToolCall):  # its arguments must stay valid JSON
             masked["arguments"] = masked_arguments(value.arguments, redact)
         return replace(value, **masked)
     return value

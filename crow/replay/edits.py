@@ -1,4 +1,5 @@
-"""Makes the edits of a session again with today's file tools, in a scratch directory with the files as they were."""
+"""Makes the edits of a session again with today's file tools, in a scratch directory with the files as they were
+before."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ OpenTools = Callable[[Path, Ports], AbstractAsyncContextManager[Toolbox]]
 
 
 async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -> AsyncIterator[Replayed]:
-    """Make each successful edit on all branches of a session again, and compare what it writes with the log."""
+    """Make each successful edit on all branches of a session again, and compare the files that the edit writes with the
+    log."""
     cwd, calls, files = "", dict[CallRef, ToolCall](), dict[CallRef, dict[str, File]]()
     async for entry in own_entries(store, session_id):
         match entry.body:
@@ -101,5 +103,5 @@ def _below(folder: str, path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path as it is within the text of a JSON string."""
+    """Return a path as it is written inside a JSON string."""
     return json.dumps(path, ensure_ascii=False)[1:-1]

@@ -165,7 +165,7 @@ class LoggedTurns:
         shown = checkpoint.files_shown if checkpoint is not None else ()
         return next((file.text for file in shown if file.path == path), None)
 
-    # What the model of the log does.
+    # The methods below act as the model did in the log.
 
     async def answer_of(self, request: Request) -> LoggedStream:
         """Return the stream with which the log answers the next request.

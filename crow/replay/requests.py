@@ -63,7 +63,7 @@ class Replayed:
     outcome: Outcome
     """`unproven`: the log does not tell how the request was sent, or the edit cannot be made again."""
     tool: str = ""
-    """The tool that edits. Empty for a request."""
+    """The tool that made the edit. Empty for a request."""
     size: int = 0
     """The bytes of the request as built today."""
     version: str = ""

@@ -42,7 +42,8 @@ class _PathReplay:
         self._found: list[Replayed] = []
         """The results of the turn so far."""
         self._reason = ""
-        """Why the turn does not do what the log says. It becomes the words of the turn's next request."""
+        """Why the turn does not do what the log says. It becomes the `words` of the result for the turn's next
+        request."""
 
     async def requests(self) -> AsyncIterator[Replayed]:
         """Yield the requests of the path."""
@@ -92,7 +93,8 @@ class _PathReplay:
             self._store.diverge("")
 
     def _compare(self, entry: Entry, context: Context) -> bool:
-        """Compare a request, unless another path has done that. Return False if it differs from what was sent."""
+        """Compare a request, unless it was already compared on another path. Return False if it differs from what was
+        sent."""
         if entry.id in self._known:
             return True
         self._known.add(entry.id)

@@ -1,4 +1,4 @@
-"""A turn that a program runs in a stored session: it holds the session until the turn ends."""
+"""A turn that a program runs in a stored session. The program holds the session until the turn ends."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Turn:
 
         :raises ~crow.domain.errors.ArgumentError: a message is not valid, or does not fit here: the error names the
             member and its value. Nothing was stored.
-        :raises ~crow.domain.errors.LeafMoved: another process took over the session, because this one was stopped or
-            cut off for too long.
+        :raises ~crow.domain.errors.LeafMoved: another process took over the session, because this process was stopped
+            or cut off for too long.
         """
         read = [read_message(message, _place(index, messages)) for index, message in enumerate(messages)]
         if (usage, model, cost) != (None, None, None):
@@ -181,7 +181,7 @@ async def _claim(store: Store, session_id: str, parts: tuple[Part, ...] | None) 
     try:
         return await _finished(claiming)
     except asyncio.CancelledError:
-        with suppress(Exception):  # the caller gives up the turn that was just claimed
+        with suppress(Exception):  # the caller was cancelled, so nobody will use the turn
             await claiming.result().end(TurnEnd(stop="cancelled"))
         raise
 

@@ -30,7 +30,7 @@ _EXIT_S = 0.5
 
 
 class Collector(Protocol):
-    """Where spans and metrics go."""
+    """A destination of spans and metrics."""
 
     @property
     def is_failing(self) -> bool:

@@ -56,8 +56,8 @@ _PROVIDERS = (
     (r"api\.perplexity\.ai", "perplexity"),
     (r"api\.cohere\.(?:ai|com)", "cohere"),
 )
-"""The ends of host names, and the conventions' names of their providers. For any other host, the name of the API that
-its endpoint speaks is used."""
+"""The ends of host names, each with the name that the conventions give to the provider. For any other host, the name of
+the API that its endpoint speaks is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +294,8 @@ def _usage_attributes(usage: Usage | None) -> dict[str, Value | None]:
 
 
 def provider_at(base_url: str) -> str:
-    """Return the conventions' name of the provider at a base URL, or an empty string if it has none."""
+    """Return the name that the conventions give to the provider at a base URL, or an empty string if they name no such
+    provider."""
     host = str(_server(base_url).get("server.address", ""))
     return next((name for end, name in _PROVIDERS if re.search(rf"(?:^|[.-])(?:{end})$", host)), "")
 

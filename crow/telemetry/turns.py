@@ -17,7 +17,7 @@ from crow.domain.text import shorten
 from crow.store import SessionRow
 
 AGENT = "crow"
-"""The name of the agent in traces. A subagent without a kind is a `task`."""
+"""The name of the agent in traces. A subagent without a kind has the name `task`."""
 
 _TRACEPARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}).*")
 _REMEMBERED = 10_000

@@ -342,8 +342,8 @@ def _homes() -> Iterator[_Home]:
 
 
 def _directory_of(file: Path) -> str:
-    """Return the directory of a session of Codex, pi, opencode or goose, or an empty string if its file does not say.
-    A JSON file is read whole. In a JSONL file, the first line has the directory."""
+    """Return the directory of a session of Codex, pi, opencode or goose, or an empty string if the file does not name
+    the directory. A JSON file is read whole. In a JSONL file, the first line has the directory."""
     try:
         with open_regular(file) as opened:
             is_whole = file.suffix == ".json"

@@ -521,7 +521,7 @@ class _Result:
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]
-"""A function `new(session_id, parent_id=None)` that begins a conversation. Whoever calls the importer writes the
+"""A function `new(session_id, parent_id=None)` that begins a conversation. The caller of the importer writes the
 conversations to the export."""
 
 

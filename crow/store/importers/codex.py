@@ -58,7 +58,7 @@ _INJECTED = (
 )
 """The beginnings of messages that Codex sends with the role `user`, although the user did not write them."""
 _REMOTE_SUMMARY = "[Codex compacted the conversation here. It stored the summary encrypted.]"
-"""Stands for the summary."""
+"""Replaces a summary that Codex stored encrypted."""
 _INDEX_DEPTH = 5
 """Crow looks for the index in this many directories, beginning with the directory of the session's file."""
 
