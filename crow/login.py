@@ -118,7 +118,7 @@ class _LoginDialogue:
         while True:
             typed = _ask("Endpoint", self._base_url)
             if pattern := pattern_named(typed):
-                _say(f"This endpoint has a URL of your own. Enter it: {pattern}")
+                _say(f"The URL of this endpoint differs for each user. Enter yours: {pattern}")
                 continue
             self._base_url = url_named(typed)
             try:

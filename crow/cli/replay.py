@@ -209,7 +209,7 @@ def _policy(settings: CompactionSettings, sets: list[str]) -> CompactionPolicy:
         try:
             settings = CompactionSettings(**{**settings.model_dump(), name: json.loads(text)})
         except (ValueError, RecursionError) as error:
-            raise ArgumentError(f'--set is "{each}"; {text} is no value of {key}.') from error
+            raise ArgumentError(f'--set is "{each}"; {text} is not a valid value of {key}.') from error
     return CompactionPolicy(**{name: getattr(settings, name) for name in _SETTABLE})
 
 

@@ -131,8 +131,9 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
 class Rebuilder:
     """Builds requests again.
 
-    `extras` maps digests to the `extra_body` members that the user adds to every request. With `is_from_file`, the log
-    was imported from a file, so its ids are not those that were sent; only a case file has digests that fit its ids.
+    `extras` has the settings `extra_body` of the user's endpoints, by their digests. With `is_from_file`, the log was
+    imported from a file. The import gave the entries new ids, which are part of requests, so only the digests in a case
+    file fit them.
     """
 
     def __init__(self, extras: Mapping[str, Mapping[str, object]] | None = None, *, is_from_file: bool = False) -> None:
