@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.rows import Row, arguments, report
-from benchmarks.tools import NoLog, call, unwatched
+from benchmarks.tools import call, unwatched
 from crow.domain.tokens import estimate_text, head_and_tail
 from crow.tools import Ports
 from crow.tools.mcp.client import McpToolbox, open_toolbox
+from crow.tools.no_session import NoSession
 from crow.tools.sandbox.confiner import KernelConfiner
 from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
@@ -134,7 +135,7 @@ async def rows(directory: Path, *, is_shown: bool) -> list[Row]:
     workspace = DiskWorkspace(root, confiner=confiner)
     tokens: dict[str, int] = {}
     missed = []
-    async with open_toolbox(workspace, Ports(log=NoLog(), plan=FixedPlan()), ()) as box:
+    async with open_toolbox(workspace, Ports(log=NoSession(), plan=FixedPlan()), ()) as box:
         await box.run(call("shell", command=SETUP, access="full"), "call_1_0", unwatched)
         (root / "tests").mkdir()
         (root / "tests" / "test_nest.py").write_text(

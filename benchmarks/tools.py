@@ -34,8 +34,9 @@ from crow.domain.messages import Text, ToolCall
 from crow.programs import SYSTEM_PROGRAMS, Programs
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import CommandAccess, Ports, RecallQuery
+from crow.tools import CommandAccess, Ports
 from crow.tools.mcp.client import McpToolbox, open_toolbox
+from crow.tools.no_session import NoSession
 from crow.tools.sandbox import Sandbox
 from crow.tools.sandbox.bubblewrap import Bubblewrap
 from crow.tools.sandbox.confiner import Choice, KernelConfiner, Sandboxes, choose_sandbox
@@ -51,22 +52,6 @@ __all__: Sequence[str] = ()
 STEPS = 200
 LINES = 120_000
 COMMANDS = 40
-
-
-class NoLog:
-    """A log that stores nothing."""
-
-    async def recall(self, query: RecallQuery, *, limit: int) -> str:
-        """Finds nothing."""
-        return f"{query} {limit}"
-
-    async def before_change(
-        self, call_id: str, path: Path, before: bytes | None, after: bytes | None, *, mode: int | None = None
-    ) -> None:
-        """Stores nothing."""
-
-    async def before_keeping(self, call_id: str, change_set: str, directory: Path) -> None:
-        """Stores nothing."""
 
 
 def call(tool: str, /, **arguments: object) -> ToolCall:
@@ -98,7 +83,7 @@ async def unwatched(_text: str) -> None:
 @asynccontextmanager
 async def toolbox(root: Path) -> AsyncIterator[McpToolbox]:
     workspace = DiskWorkspace(root)
-    async with open_toolbox(workspace, Ports(log=NoLog(), plan=FixedPlan()), ()) as box:
+    async with open_toolbox(workspace, Ports(log=NoSession(), plan=FixedPlan()), ()) as box:
         yield box
         await workspace.reap()
 

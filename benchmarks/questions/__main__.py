@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from benchmarks.questions.repository import changes, ignored, make_area, toolchains
 from benchmarks.rows import Row, arguments, report
-from benchmarks.tools import Chosen, NoLog, call, sandboxes, unwatched
+from benchmarks.tools import Chosen, call, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
 from crow.agent.permissions.decisions import Ask, decide
 from crow.agent.permissions.host_rules import decide_about_host
@@ -38,6 +38,7 @@ from crow.tools.layers import Changes
 from crow.tools.network import Host, HostVerdict, Use
 from crow.tools.network.hosts import parse_host
 from crow.tools.network.registries import DEFAULT_REGISTRIES, siblings_of
+from crow.tools.no_session import NoSession
 from crow.tools.sandbox.confiner import SANDBOXES
 from tests.tools.conftest import FixedPlan
 
@@ -245,7 +246,7 @@ class Worker:
             raise loaded.problem
         workspace = open_workspace(lambda: loaded, str(work), ())
         reviewer = Reviewer(str(work))
-        ports = Ports(log=NoLog(), plan=FixedPlan(), reviewer=reviewer)
+        ports = Ports(log=NoSession(), plan=FixedPlan(), reviewer=reviewer)
         async with open_toolbox(lambda: loaded, workspace, ports, ()) as box:
             shell = call("shell", command=line, access=access, timeout_s=TIMEOUT_S, background=command.background)
             plan = await box.plan(shell)
