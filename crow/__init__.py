@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import what the package offers on first use, because every command of crow imports this package."""
+    """Import a member of this package when it is first used, because every command of crow imports the package."""
     if name == "Sessions":
         from crow.sessions import Sessions
 

@@ -50,8 +50,8 @@ def main() -> int:
 
 
 def settle_places(script: str) -> None:
-    """Resolve the links in the places from which Python imports modules, once and for all. Do not import modules from
-    the directory of the program `crow`.
+    """Resolve the links in the paths of the directories from which Python imports modules, once and for all. Remove the
+    directory of the program `crow` from these directories.
 
     Crow imports most of its code later. By then, a command may have replaced a link in the workspace.
     """

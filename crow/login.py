@@ -26,9 +26,9 @@ from crow.settings.write import save_model_settings
 _MODELS_SHOWN = 20
 _NAMES = ", ".join(PRESETS)
 _TOOL = ToolSpec(name="report_word", description="Reports a word.", input_schema={"type": "object"})
-"""Some endpoints refuse an API only if a request has tools."""
+"""Offered in the test request, because some endpoints refuse an API only for requests with tools."""
 _DOT_S = 1.0
-"""How often a dot shows that crow still waits."""
+"""While crow waits, it prints a dot each time this many seconds have passed."""
 
 
 async def log_in(loaded: Loaded) -> int:
@@ -97,7 +97,7 @@ class _LoginDialogue:
                     return settings
             except EOFError:
                 return None
-            # Only this answer and the ones after it can be wrong.
+            # Ask again from the first question whose answer can be wrong.
             match problem:
                 case AuthError():
                     question = "key"
@@ -118,7 +118,7 @@ class _LoginDialogue:
         while True:
             typed = _ask("Endpoint", self._base_url)
             if pattern := pattern_named(typed):
-                _say(f"This endpoint has a URL of your own. Enter it: {pattern}")
+                _say(f"The URL of this endpoint differs for each user. Enter yours: {pattern}")
                 continue
             self._base_url = url_named(typed)
             try:
@@ -145,8 +145,8 @@ class _LoginDialogue:
                 return
 
     async def _ask_model(self) -> None:
-        """Ask for the model. The default is the model that is in use if the endpoint offers it, or else the first one
-        that it offers."""
+        """Ask for the model. The default is the model that is in use. If the endpoint lists models, but not this one,
+        the default is the first model in its list."""
         names = await _offered(self._answers())
         default = self._name if self._name in names or not names else names[0]
         while True:
@@ -190,8 +190,7 @@ def _ask_secret(question: str) -> str:
 
 @asynccontextmanager
 async def _waiting(words: str) -> AsyncIterator[None]:
-    """Say what crow waits for. On a terminal, a dot is added each second, so that a long wait is not taken for an
-    end."""
+    """Say what crow waits for. On a terminal, a dot is added each second, so that crow does not seem to hang."""
 
     async def show_dots() -> None:
         while True:
@@ -232,7 +231,7 @@ async def _offered(settings: ModelSettings) -> Sequence[str]:
 
 
 async def _problem(settings: ModelSettings) -> CrowError | None:
-    """Send one short prompt. Return None if the model answers, or else what is wrong."""
+    """Send one short prompt. Return None if the model answers, or else the error."""
     if settings.name == OFFLINE:
         return None
     question = UserMessage(parts=(Text(text="Reply with the single word OK."),))

@@ -1,8 +1,8 @@
 """Keeps a directory with one readable file for each session up to date (`store.mirror`).
 
-A thread of its own reads new entries over a connection of its own, and appends them to the files. So no prompt waits
-for it. It may be killed at any time: the next start removes a line that was cut off, and adds what is missing.
-Processes that use the same directory take turns.
+A separate thread reads new entries over a separate connection to the database, and appends them to the files. So no
+prompt waits for the mirror. Crow may be killed at any time: the next start removes a line that was cut off, and adds
+missing entries. Processes that use the same directory take turns.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MirrorFolder:
     """The directory of a mirror. Files are opened relative to it, and never through links, so nothing outside of the
     directory is written.
 
-    The caller must close it.
+    The caller must call `close`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,7 +156,7 @@ class MirrorWriter:
         self._source = source
 
     async def catch_up(self) -> None:
-        """Write what is missing since the last start, and remove the files of deleted sessions."""
+        """Write the entries that the files still lack, and remove the files of deleted sessions."""
         with self._folder.locked(), self._folder.opened(_STATE) as file:
             state = _json_of(file.read())
         known = state.get(self._source.database)
@@ -226,7 +226,8 @@ class MirrorWriter:
             raise
 
     async def remove_deleted(self) -> None:
-        """Remove the files of this database's sessions that no longer exist."""
+        """Remove the files of sessions that were deleted from the database. Files that were written for another
+        database stay."""
         with self._folder.locked():
             names = self._folder.names()
             ids = {file_name(session_id) for session_id in await self._admin.ids()}
@@ -262,7 +263,8 @@ class Mirror:
             self._wake_up()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write what is pending, as far as that takes no longer than `timeout_s`. The next start writes the rest."""
+        """Write the pending entries for at most `timeout_s`. After that, wait up to `timeout_s` for the current batch
+        to end. The next start writes the rest."""
         self._is_stopping = True
         if self._writer is not None:
             self._writer.is_closing = True
@@ -322,7 +324,7 @@ def _json_of(data: bytes) -> dict[str, object]:
 
 
 def _head_of(file: BinaryIO) -> dict[str, object]:
-    """Return the first line of a file, or an empty object if it is not the first line of a session's file."""
+    """Return the JSON object in the first line of a file. Return an empty object if the line is anything else."""
     file.seek(0)
     return _json_of(file.read(_HEAD_BYTES).partition(b"\n")[0])
 
@@ -331,7 +333,7 @@ def _last_entry(file: BinaryIO) -> int:
     """Return the id of the entry in the last line, or 0 if there is only the first line. Remove a line that was cut off
     when a process was killed, and everything after the first line if the last one is damaged."""
     size = file.seek(0, os.SEEK_END)
-    end = _line_start(file, size)  # a whole file ends in a line end, so this is its end
+    end = _line_start(file, size)  # the end of the file, unless its last line was cut off
     if end < size:
         os.ftruncate(file.fileno(), end)
     start = _line_start(file, end - 1)

@@ -18,7 +18,8 @@ SYSTEM_PLACES = (
     *("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/local/bin", "/opt/local/bin", "/opt/homebrew/bin"),
     *("/run/current-system/sw/bin", "/run/current-system/profile/bin", "/nix/var/nix/profiles/default/bin"),
 )
-"""Where the system installs programs. A program is used only if nobody but root can change or replace it."""
+"""Directories where the system installs programs. A program from here is used only if nobody but root can change or
+replace it."""
 
 _USER_PLACES = (
     ("/nix/var/nix/profiles/default/bin", ("/nix",)),
@@ -30,8 +31,9 @@ _USER_PLACES = (
     ("~/.local/bin", ("~/.local",)),
     ("~/.cargo/bin", ("~/.cargo",)),
 )
-"""Where users install programs of their own, each with the trees that must contain the whole program. Such a program is
-used only if the system has none, and if crow never worked in one of these trees."""
+"""Directories where users install their own programs, each with the trees that the program's links and its target must
+stay inside. A program from here is used only if no system directory has one of that name, and if crow never worked in
+any of these trees."""
 
 ROOT_TREES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/nix")
 """The system's trees. If crow runs as root, commands may not change them unless the workspace is in one of them."""
@@ -131,10 +133,10 @@ class Step:
 
 
 def steps_to(path: str) -> Iterator[Step]:
-    """Follow an absolute path to an executable file, through all links. Yield nothing if it leads to none.
+    """Follow an absolute path to an executable file, through all links. Yield nothing if there is no such file.
 
-    Directories are checked from the root on. So if all steps belong to root, no other user can change the meaning of
-    the path while it is followed, nor afterwards.
+    The steps are checked in the order of the path, beginning with `/`. So if all steps belong to root, no other user
+    can change the meaning of the path while it is followed, nor afterwards.
     """
     waiting, at, links = path.split(os.sep)[::-1], os.sep, 0
     steps = [_step_at(at, os.lstat(at))]
@@ -164,8 +166,8 @@ def steps_to(path: str) -> Iterator[Step]:
 
 
 def _step_at(path: str, status: os.stat_result) -> Step:
-    """Return who can change a directory, link or file. In a sticky directory, such as /nix/store, others cannot replace
-    what they do not own."""
+    """Return who can change a directory, link or file. In a sticky directory, such as /nix/store, other users cannot
+    replace files that they do not own."""
     mode, owner = status.st_mode, status.st_uid
     if stat.S_ISLNK(mode):
         return Step(path, owner)
@@ -190,8 +192,8 @@ def is_private_group(status: os.stat_result) -> bool:
 
 
 def system_owners() -> frozenset[int]:
-    """Return the users who own the system's files. Where root is not in this user namespace, its files seem to belong
-    to the overflow user."""
+    """Return the users who own the system's files. If this user namespace does not contain root, root's files seem to
+    belong to the overflow user."""
     try:
         overflow = int(OVERFLOW_ID.read_bytes())
         ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -202,14 +204,14 @@ def system_owners() -> frozenset[int]:
 
 
 def _resolved_places(places: Iterable[str]) -> list[str]:
-    """Return each of these places as it is named and with its links resolved."""
+    """Return each of these places twice: as it is named, and with its links resolved. Leave out duplicates."""
     named = [place for place in map(os.path.expanduser, places) if os.path.isabs(place)]
     return list(dict.fromkeys(path for place in named for path in (place, os.path.realpath(place))))
 
 
 def _overlap(place: str, tree: str) -> bool:
-    """Return whether one of two directories contains the other. A directory may be mounted in several places, so their
-    ids are compared, too."""
+    """Return whether one of two directories contains the other. A directory may be mounted in several places, so device
+    and inode numbers are compared, too."""
     if _is_in_or_above(place, [tree]):
         return True
     inner = os.path.join(tree, "bin")
@@ -228,7 +230,8 @@ def _id_of(path: str) -> tuple[int, int] | None:
 
 
 def _has_other_names(path: str) -> bool:
-    """Return whether a file has further names, such as one in a workspace. Installers link files of their cache."""
+    """Return whether a file has other hard links, for example one in a workspace. Some installers hard-link programs to
+    files of their cache."""
     return os.stat(path).st_nlink != 1
 
 
@@ -244,7 +247,7 @@ def python_trees() -> tuple[str, ...]:
 
 
 def needed_trees() -> tuple[Path, ...]:
-    """Return the trees without which a program of crow does not run, each with and without its links resolved."""
+    """Return the trees that a Python program of crow needs, each with and without its links resolved."""
     names = [name for name in (*python_trees(), os.path.dirname(os.path.abspath(__file__))) if os.path.isabs(name)]
     return tuple(dict.fromkeys(Path(place) for name in names for place in (name, os.path.realpath(name))))
 
@@ -263,8 +266,8 @@ def own_trees(roots: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def helper_environment(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split an environment in two: what a helper of crow gets, and the variables that could make the helper load code
-    from the workspace."""
+    """Split an environment in two: the variables that a helper of crow gets, and those that could make the helper load
+    code from the workspace."""
     kept = {name: value for name, value in env.items() if not _is_loader_variable(name)}
     return kept, {name: value for name, value in env.items() if name not in kept}
 
@@ -310,11 +313,12 @@ class CommandFailed(Exception):
 def output_of(
     command: Sequence[str], *, timeout_s: float, data: bytes = b"", env: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command from the user's own file, whose program is a path, with `data` as its input, and return what it
-    prints. This function blocks until the command ends. Without `env`, the command gets crow's whole environment.
+    """Run a command from the user's own file, with `data` as its input, and return its output. The first item of
+    `command` must be the path of a program. This function blocks until the command ends. Without `env`, the command
+    gets crow's whole environment.
 
-    :raises CommandFailed: the command cannot be started, takes too long, or ends with another exit code than 0. Then
-        the message ends with the last line of its stderr.
+    :raises CommandFailed: the command cannot be started, takes too long, or ends with an exit code other than 0. In the
+        last case, the message ends with the last line of the command's stderr.
     """
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file

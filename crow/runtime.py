@@ -23,8 +23,8 @@ _LARGE_BLOCK_BYTES = 1024 * 1024
 def own_command(*arguments: str) -> list[str]:
     """Return the command that starts crow once more, with the Python that runs this process.
 
-    Python must not import anything from the directory in which it starts, which may be a workspace. In an archive with
-    a Python of its own, it must not follow PYTHONPATH either.
+    Python must not import anything from the directory in which it starts, which may be a workspace. If crow runs from
+    an archive with its own Python, that Python must ignore PYTHONPATH, too.
     """
     return [sys.executable, "-I" if sys.flags.isolated else "-P", "-m", "crow", *arguments]
 

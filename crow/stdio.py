@@ -77,8 +77,8 @@ def write_all(file: TextIO, data: bytes) -> None:
 
 
 def fail(error: OSError) -> int:
-    """Report that stdout cannot be written, and return the exit code. What was not written is discarded."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would try again at its end, and complain
+    """Report that stdout cannot be written, and return the exit code. Output that was not written yet is discarded."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # at its exit, the interpreter would try to write again, and complain
     if error.errno != errno.EPIPE:
         reason = "it is closed" if error.errno == errno.EBADF else error.strerror
         with suppress(OSError):

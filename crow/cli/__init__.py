@@ -1,9 +1,8 @@
 """The command line of crow, which runs the command given in the arguments.
 
-Each command is in a module of its own, and only the module of the given command is imported, because imports are slow:
-the protocol's SDK takes 300 ms, openai and mcp 700 ms, asyncio 30 ms, rich 20 ms. If a command fails, crow prints one
-sentence on stderr. The exit code is then 2 if the user can correct the cause, and 1 otherwise. `crow run` also uses
-other exit codes.
+Only the module of the given command is imported, because imports are slow: the protocol's SDK takes 300 ms, openai and
+mcp 700 ms, asyncio 30 ms, rich 20 ms. If a command fails, crow prints one sentence on stderr. The exit code is then 2
+if the user can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _means_chat(arguments: Sequence[str]) -> bool:
-    """Return whether this command line opens a chat without naming it: a terminal, and at most options such as
-    `--continue`."""
+    """Return whether this command line opens a chat although it names no command: stdin and stdout are terminals, and
+    there are at most options of `crow chat`, such as `--continue`."""
     is_ours = bool(arguments) and (not arguments[0].startswith("--") or arguments[0] in _OWN_OPTIONS)
     return not is_ours and all(file is not None and file.isatty() for file in (sys.stdin, sys.stdout))
 

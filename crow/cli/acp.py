@@ -42,7 +42,7 @@ def _with_resident(options: argparse.Namespace) -> int | None:
     Return the exit code, or None if this process has to serve the editor itself."""
     options_given = any(getattr(options, name, None) for name in ("model", "base_url", "mode", "experimental_v2"))
     if options_given or any(os.environ.get(name) for name in OWN_PROCESS):
-        return None  # they apply to one process
+        return None  # such options and variables apply to one process
     problem = start_resident()
     path = None if problem else running_socket(os.environ)
     if path is None:

@@ -127,7 +127,7 @@ async def share(context: SessionsContext) -> None:
 
 
 def _page_options(options: argparse.Namespace) -> list[str]:
-    """Return the given options of `crow sessions share` that only a page has."""
+    """Return the options of `crow sessions share` that were given but apply only to a page."""
     values = {
         "--output": options.output is not None,
         "--link": options.link,
@@ -328,11 +328,11 @@ def _place(loaded: Loaded, place: str | None) -> str:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[Callable[[bytes], int]]:
-    """Create a file that only its owner can read. Return a function that writes to it, and returns the number of bytes.
-    The file appears only when it is complete.
+    """Create a file that only its owner can read. Yield a function that writes bytes to the file and returns their
+    number. The file appears only when it is complete.
 
     :raises ArgumentError: `path` exists or cannot be written, or the body of the `with` statement raised an `OSError`.
-    The returned function raises this error, too.
+    The yielded function raises this error, too.
     """
     exists = ArgumentError(f"{path} already exists. Choose another name, because crow does not overwrite files.")
     if os.path.lexists(path):

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from crow.version import __version__
 
 _AddCommand: TypeAlias = Callable[..., argparse.ArgumentParser]
-"""Adds a command of `crow sessions`: its name, function and help, and how many sessions it takes, if any."""
+"""Adds a command of `crow sessions`. The arguments are the command's name, function and help, and how many sessions the
+command takes, if any."""
 
 _GROUPS: Mapping[str, Mapping[str, str]] = {
     "Talk": {

@@ -62,8 +62,8 @@ async def _run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
 
 
 def _folded(words: str, console: Console) -> str:
-    """Return `words`, which are printed after `_INDENT` columns, as one line. In a terminal, break this line between
-    words into lines that fit."""
+    """Return `words` on one line. For a terminal, return them on several lines that fit, broken between words. The
+    caller prints the first line after `_INDENT` columns."""
     line = on_one_line(words)
     if not console.is_terminal:
         return line

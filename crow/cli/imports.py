@@ -126,8 +126,8 @@ class _ImportRun:
     async def _import_batch(
         self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: importers.Problems
     ) -> int:
-        """Import one batch: the groups from the first one on, until the batch is full. Return how many groups these
-        were."""
+        """Import one batch: as many groups from the beginning of `groups` as fit into it. Return the number of these
+        groups."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
             with path.open("wb") as file:

@@ -98,7 +98,7 @@ def say(line: str, *, file: TextIO | None = None) -> None:
 
 
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
-    """Print one JSON object per line. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    """Print one JSON object per line. Characters that the encoding of stdout may lack are written as JSON escapes."""
     is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
     for value in values:
         print(safe_json(json.dumps(value, ensure_ascii=is_ascii)))

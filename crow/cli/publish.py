@@ -17,7 +17,7 @@ _URL = re.compile(r"https?://[!-~]{1,2000}")
 
 def publish(command: Sequence[str], page: Path, folder: Path) -> str:
     """Run `share.command` with the path of the page, and return the URL that it prints. This function blocks. A program
-    without a directory is looked up in the absolute directories on PATH, and a relative one is in `folder`.
+    named without a slash is looked up in the absolute directories on PATH. A relative path is relative to `folder`.
 
     :raises ArgumentError: the command fails, takes too long, or prints no URL. The message says where the page is.
     """

@@ -300,7 +300,8 @@ def _fish_lines(root: _CommandReference) -> Iterator[str]:
 
 def _fish_place(command: _CommandReference, words: Mapping[tuple[str, ...], str]) -> str:
     """Return a condition for fish. It is true if the command line contains the words of `command`, or aliases of them,
-    but none of its sub-commands. `words` has the last word of each path with its aliases."""
+    but none of its sub-commands. `words` maps the path of each command to the last word of the path and the aliases of
+    that word."""
     if not command.path[1:]:
         return "__fish_use_subcommand"
     ends = range(2, len(command.path) + 1)

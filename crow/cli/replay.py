@@ -178,7 +178,7 @@ def _print_requests(sessions: list[str], found: list[Replayed]) -> None:
 
 
 async def _change(options: argparse.Namespace, loaded: Loaded, store: Store, session: str) -> Change:
-    """Return what the options change."""
+    """Return the change that the options describe."""
     settings = loaded.settings
     name = options.model or (await store.session(session)).model or settings.model.name or ""
     system = await anyio.to_thread.run_sync(_read_prompt, options.prompt) if options.prompt else None
@@ -199,7 +199,7 @@ def _read_prompt(name: str) -> str:
 
 
 def _policy(settings: CompactionSettings, sets: list[str]) -> CompactionPolicy:
-    """Return the settings with those of `--set`."""
+    """Return the settings of compaction, with the changes of `--set`."""
     for each in sets:
         key, equals, text = each.partition("=")
         name = key.removeprefix(_COMPACTION)
@@ -209,7 +209,7 @@ def _policy(settings: CompactionSettings, sets: list[str]) -> CompactionPolicy:
         try:
             settings = CompactionSettings(**{**settings.model_dump(), name: json.loads(text)})
         except (ValueError, RecursionError) as error:
-            raise ArgumentError(f'--set is "{each}"; {text} is no value of {key}.') from error
+            raise ArgumentError(f'--set is "{each}"; {text} is not a valid value of {key}.') from error
     return CompactionPolicy(**{name: getattr(settings, name) for name in _SETTABLE})
 
 
@@ -258,8 +258,8 @@ async def _model(loaded: Loaded, name: str | None) -> AsyncIterator[Model]:
 
 
 async def _live(store: Store, session: str, model: Model, options: argparse.Namespace) -> int:
-    """Send the requests of the session's path to a model. Each request is that of the log, whatever the model answered
-    to the one before."""
+    """Send the requests of the session's path to a model. Each request is the one in the log, whatever the model
+    answered to earlier requests."""
     differs = False
     async for logged in logged_requests(store, session):
         body = logged.entry.body

@@ -147,7 +147,7 @@ async def list_sessions(context: SessionsContext) -> None:
 async def _receipts(
     context: SessionsContext, listed: Sequence[ListedSession]
 ) -> Mapping[str, Mapping[str, object] | None]:
-    """Return the newest receipt of each session by the session's id. The value is None for a session without any."""
+    """Map the id of each session to the session's newest receipt, or to None if the session has no receipt."""
     found = {}
     for one in listed:
         entries = await context.store.entries_beyond(one.row.leaf, None, ("custom",))
@@ -208,7 +208,7 @@ async def _follow(store: Store, session_id: str, last: int, show: Callable[[Entr
 
 
 def _print_line(line: str) -> None:
-    """Print a line of JSON. Characters that the encoding of stdout may lack are escaped as JSON does it."""
+    """Print a line of JSON. Characters that the encoding of stdout may lack are written as JSON escapes."""
     is_utf = (sys.stdout.encoding or "").lower().startswith("utf")
     sys.stdout.write(line if is_utf else json.dumps(json.loads(line)) + "\n")
 
@@ -316,7 +316,7 @@ async def stats(context: SessionsContext) -> None:
 
 
 async def _breakdown(context: SessionsContext) -> None:
-    """Print where tokens and time went, in one session or in all that the options choose."""
+    """Print where tokens and time went, in one session or in all sessions that the options choose."""
     scope = _scope(context)
     spending = Spending(since_ms=scope.since_ms or 0, model=scope.model or "")
     spending.before_ms = spending.before_ms if scope.before_ms is None else scope.before_ms
@@ -357,8 +357,8 @@ async def session_names(limit: int) -> list[tuple[str, str | None, str]]:
 
 
 async def all_listed(context: SessionsContext, directories: tuple[str, ...] | None = None) -> list[ListedSession]:
-    """Return all sessions with their subagents, archived ones last. `directories` are the only directories that count,
-    if they are given."""
+    """Return all sessions with their subagents, archived ones last. If `directories` is given, return only the sessions
+    of these directories."""
     filters = [SessionFilter(directories=directories, archived=archived) for archived in (False, True)]
     return [one for chosen in filters for one in await context.admin.listed(chosen)]
 

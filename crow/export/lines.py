@@ -16,7 +16,7 @@ _KINDS = {
     "mask": "compaction (hidden outputs)",
     "restore": "compaction (undone)",
 }
-"""Maps stored kinds of entries to the words for users. Other kinds are the same in both."""
+"""Maps stored kinds of entries to the words for users. Users see all other kinds under their stored names."""
 
 
 def session_line(row: SessionRow, database: str, redact: Redactor) -> str:

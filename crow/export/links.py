@@ -1,7 +1,8 @@
 """Links: pages of sessions that `crow serve` shows to anyone who has their secret address.
 
-A link is two files in a private folder: the page, as the session was when it was shared, and a record. The record holds
-only the sha256 of the secret in the address, so whoever reads the folder's backup cannot build an address.
+A link is two files in a private folder: the page, as the session was when it was shared, and a record. The record has
+the sha256 of the secret in the address, but not the secret itself. So a person who reads a backup of the folder cannot
+build the address.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ADDRESS = re.compile(rf"([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})"
 _RECORD = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.json")
 _PAGE = re.compile(rf"[a-z2-7]{{{_ID_CHARS}}}\.(?:html|part)")
 _ABANDONED_S = 3_600
-"""A page without a record that is older than this is removed: the process that wrote it was killed."""
+"""A page that is older than this and has no record is removed: the process that wrote the page was killed."""
 _NO_HASH = hashlib.sha256(b"").hexdigest()
 
 
@@ -54,13 +55,13 @@ class PageLink:
     title: str
     """The title of the session when it was shared."""
     principal: str | None
-    """The owner of the session. None without principals."""
+    """The principal who owns the session, or None if the session has no owner."""
     policy: str
     """The Content-Security-Policy of the page."""
     created_ms: int
     """Unix milliseconds."""
     expires_ms: int
-    """Unix milliseconds. From this time on, the link does not work."""
+    """Unix milliseconds. At this time, the link stops working."""
 
 
 class PageLinks:
@@ -77,7 +78,7 @@ class PageLinks:
         self, store: Store, session_id: str, *, age: str, is_strict: bool, window: int | None = None
     ) -> tuple[PageLink, str]:
         """Write the page of a session, and return its link and its address. `age` says how long the link works, such
-        as `7d`. With `is_strict`, the page also hides what only looks secret. `window` is the size of the model's
+        as `7d`. With `is_strict`, the page also hides texts that only look secret. `window` is the size of the model's
         context window in tokens, if it is known.
 
         :raises ArgumentError: `age` is not valid, there are too many links, or the page cannot be written.

@@ -54,7 +54,7 @@ def _is_web_address(address: str) -> bool:
 
 
 class _Renderer(RendererHTML):
-    """The Markdown renderer, with other HTML for links, images, headings, tables and code."""
+    """The Markdown renderer, with crow's own HTML for links, images, headings, tables and code."""
 
     def link_open(self, tokens: Sequence[Token], idx: int, _options: Any, env: Any) -> str:
         address = str(tokens[idx].attrGet("href") or "")

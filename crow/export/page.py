@@ -110,7 +110,7 @@ async def session_page(
 ) -> AsyncIterator[bytes]:
     """Yield the page of a session with all its branches. `window` is the model's context window, if it is known."""
     row = await store.session(session_id)
-    # The newest move comes first. Of several moves away from a leaf, the newest one counts.
+    # `moves` returns the newest move first. Of several moves away from a leaf, the newest one counts.
     reasons = {move.from_leaf: move.reason for move in reversed(await store.moves(session_id))}
     page = _HtmlPage(row, redact, window=window)
     try:
@@ -204,7 +204,7 @@ class _HtmlPage:
         """Yield the page."""
         self._write(self._path.unanswered())
         self._spending.finish()
-        for entry in list(self._branches):  # branches from entries that are not on the current path either
+        for entry in list(self._branches):  # branches that begin at no entry of the current path
             self._write(self._branches_from(entry))
         yield self._head().encode(errors="replace")
         self._body.seek(0)
@@ -359,7 +359,7 @@ class _HtmlPage:
 
     @property
     def result_chars(self) -> int:
-        """The most characters that are shown of one tool result."""
+        """The largest number of characters that the page shows of one tool result."""
         return self._result_chars
 
 
@@ -640,9 +640,9 @@ def _plot(
     scale: str,
     window: int | None,
 ) -> str:
-    """Return the HTML of a plot. Each of `points` has one of `values`; None leaves a point out, but not all values are
-    None. The vertical axis goes from 0 to `top`, which is above 0. `scale` is `top` as text. The drawing itself
-    contains no text, so that browsers can stretch it to any width."""
+    """Return the HTML of a plot. `values` has one value for each of `points`. A point with the value None is left out.
+    At least one value must not be None. The vertical axis goes from 0 to `top`, which is above 0. `scale` is `top` as
+    text. The drawing itself contains no text, so that browsers can stretch it to any width."""
     last = max(1, len(points) - 1)
     drawn = [(1000 * index / last, 100 - 96 * value / top) for index, value in enumerate(values) if value is not None]
     step = -(-len(drawn) // _PLOT_POINTS)

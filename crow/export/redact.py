@@ -14,7 +14,7 @@ Redactor: TypeAlias = Callable[[str], str]
 """Masks the parts of a text that must not be exported, and returns the text."""
 
 _HIDDEN = "[hidden]"
-"""Replaces what is masked."""
+"""Replaces each masked text."""
 
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s{1,4})[A-Za-z0-9._~+/=-]{12,5000}")
 _ASSIGNED = re.compile(
@@ -25,7 +25,7 @@ _ASSIGNED = re.compile(
 )
 _IN_URL = re.compile(r"(?<=://)[^\s/@:]{1,200}:[^\s/@]{1,200}(?=@)")
 _PROBE = "x" * 8
-"""A value with which a redactor is asked whether it hides what follows a name."""
+"""An example of a value. If a redactor hides this value after `NAME=`, then NAME is the name of a secret."""
 _MAIL = re.compile(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}\b")
 _HOMES = re.compile(
     r"(?:/home|/Users)/[^/\s\"'`:;,<>()\\]{1,64}|\b[A-Za-z]:\\{1,2}Users\\{1,2}[^\\/\s\"'`:;,<>()]{1,64}"
@@ -64,7 +64,8 @@ def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False)
 def masked_json(value: object, redact: Redactor) -> Any:
     """Return a JSON value with all its texts masked. Texts are masked before they are written as JSON, because JSON
     escapes some characters of secrets. A text is hidden whole if the name of its member, such as `password`, says that
-    it is secret. The member `arguments` of a tool call is itself the text of JSON."""
+    it is secret. The member `arguments` of a tool call is a string that contains JSON, and the texts in that JSON are
+    masked."""
     match value:
         case str():
             return redact(value)
@@ -85,8 +86,8 @@ def _masked_member(name: str, value: object, redact: Redactor) -> Any:
 
 
 def masked_arguments(text: str, redact: Redactor) -> str:
-    """Return the arguments of a call, which are the text of JSON, with all texts in them masked. If there is nothing to
-    mask, they stay as the model wrote them."""
+    """Return the arguments of a call, a string that contains JSON, with all texts in that JSON masked. If there is
+    nothing to mask, the string stays as the model wrote it."""
     try:
         value = json.loads(text)
         masked = masked_json(value, redact)

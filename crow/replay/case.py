@@ -1,7 +1,8 @@
 """Writes a session as a case file: a redacted export that anyone can replay.
 
-Masking changes the bytes of requests. So the requests are built from the masked entries, and their digests replace
-those of the requests that were sent. Only a request that was built again without a difference gets a digest.
+Masking changes the bytes of requests, so the digests of the requests that were sent no longer fit. Each request is
+built from the masked entries to get its new digest. A request gets a digest only if, built from the original entries,
+it is identical to the request that was sent.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ async def write_case(
     for session in sessions:
         outcomes = {each.entry.id: rebuilder.replay(each).outcome async for each in logged_requests(store, session)}
         masked_ids = sorted([each.entry.id async for each in logged_requests(scratch[0], session)])
-        # Entries have the same order in both databases. Those that were stored since the export come last.
+        # Entries have the same order in both databases. Entries that were stored since the export come last.
         outcome_of = dict(zip(masked_ids, (outcomes[entry_id] for entry_id in sorted(outcomes)), strict=False))
         async for each in logged_requests(scratch[0], session):
             if each.sent is not None:
@@ -70,7 +71,7 @@ async def write_case(
 
 
 async def with_subagents(store: Store, session_id: str) -> list[str]:
-    """Return the id of a session and those of its subagents, and of theirs."""
+    """Return the id of a session, then those of its subagents, of their subagents, and so on."""
     found = [session_id]
     for one in found:
         found += [row.id for row in await store.subagents(one) if row.id not in found]
@@ -122,14 +123,15 @@ def _masked_value(value: Any, redact: Redactor) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _IDS}
         masked = {name: _masked_value(each, redact) for name, each in named.items()}
-        if isinstance(value, ToolCall):  # its arguments are JSON, and must stay that
+        if isinstance(value, ToolCall):  # its arguments must stay valid JSON
             masked["arguments"] = masked_arguments(value.arguments, redact)
         return replace(value, **masked)
     return value
 
 
 def _case_digest(logged: LoggedRequest, sent: SentRequest, *, is_proved: bool) -> SentRequest:
-    """Return the record of a masked request. Without a digest, a replay says that the request already differed."""
+    """Return how a masked request was sent, with its new digest. Without `is_proved`, the digest is empty, and a replay
+    says that the request already differed."""
     dialect = read_dialect(sent.dialect)
     body = Rebuilder().body(logged, replace(sent, extra=""), dialect) if dialect is not None else None
     if dialect is None or body is None or not is_proved:
@@ -139,8 +141,8 @@ def _case_digest(logged: LoggedRequest, sent: SentRequest, *, is_proved: bool) -
 
 
 def _with_digests(path: Path, digests: Mapping[int, SentRequest]) -> Iterable[tuple[Record, Body | None]]:
-    """Return the records of a masked export with the digests of its requests. An empty database numbers the entries of
-    a file from 1, through all its conversations."""
+    """Return the records of a masked export with the digests of its requests. `digests` has the ids that an empty
+    database gives the entries: it numbers them from 1, through all conversations of the file."""
     number = 0
     for record, body in _records(path):
         if isinstance(record, EntryRecord):
@@ -169,6 +171,6 @@ def _lines(records: Iterable[tuple[Record, Body | None]]) -> Iterable[bytes]:
             yield from lines.entry(record, body, written)
         elif not isinstance(record, BlobRecord):
             if not isinstance(record, SessionRecord):
-                written.clear()  # blobs are named once in each conversation
+                written.clear()  # each conversation must have its blobs, even if an earlier one has them
             yield lines.records(record)
     yield lines.end()

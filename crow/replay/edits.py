@@ -1,4 +1,5 @@
-"""Makes the edits of a session again with today's file tools, in a scratch directory with the files as they were."""
+"""Makes the edits of a session again with today's file tools, in a scratch directory with the files as they were
+before."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ OpenTools = Callable[[Path, Ports], AbstractAsyncContextManager[Toolbox]]
 
 
 async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -> AsyncIterator[Replayed]:
-    """Make each successful edit on all branches of a session again, and compare what it writes with the log."""
+    """Make each successful edit on all branches of a session again, and compare the files that the edit writes with the
+    log."""
     cwd, calls, files = "", dict[CallRef, ToolCall](), dict[CallRef, dict[str, File]]()
     async for entry in own_entries(store, session_id):
         match entry.body:
@@ -39,7 +41,8 @@ async def replayed_edits(store: Store, session_id: str, open_tools: OpenTools) -
                 calls = {CallRef(assistant=entry.id, index=index): call for index, call in enumerate(made)}
                 files = {}
             case File(change_set="", recorded_here=True) as file:
-                files.setdefault(file.call, {}).setdefault(file.path, file)  # hooks may change the file again
+                # Keep the first record, which is the tool's own: a hook may change the file again.
+                files.setdefault(file.call, {}).setdefault(file.path, file)
             case ToolResult(call=ref, name=name, is_error=False) if name in _TOOLS and ref in calls and ref in files:
                 outcome, words = await _compare(calls[ref], ref, files[ref], cwd, open_tools)
                 yield Replayed(
@@ -75,7 +78,7 @@ async def _compare(
 
 
 def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
-    """Write the files as they were before, and return the real path of the folder."""
+    """Write the files as they were before the edit, and return the real path of the folder."""
     root = Path(folder).resolve()
     for path, file in files.items():
         if file.before is not None:
@@ -86,7 +89,8 @@ def _write_files(folder: str, files: dict[str, File], cwd: str) -> str:
 
 
 def _digest(root: str, path: str, cwd: str) -> str:
-    """Return the digest of what was written, as in `File.after_hash`."""
+    """Return the digest of the file that was written, as in `File.after_hash`, or an empty string if there is no such
+    file."""
     written = Path(root, path)
     if not written.is_file():
         return ""
@@ -99,5 +103,5 @@ def _below(folder: str, path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path as it is within the text of a JSON string."""
+    """Return a path as it is written inside a JSON string."""
     return json.dumps(path, ensure_ascii=False)[1:-1]

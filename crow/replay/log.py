@@ -1,8 +1,9 @@
-"""The store of a turn that is replayed: it gives the turn the entries of the log instead of storing new ones.
+"""The store of a turn that is replayed. It stores nothing: when the turn appends an entry, it gets back the next such
+entry of the log.
 
-Each entry that the turn appends must be of the same kind as the next entry of the log, and gets the id and the time of
-that entry. Prompts, answers and results come from the log. Compactions, shortenings and reminders are used as today's
-code makes them: if they differ from those in the log, the bytes of the next request differ too.
+The appended entry must be of the same kind as the entry of the log, whose id, time and content are used. Only
+compactions, shortenings and reminders keep the content that today's code gave them. If that content differs from the
+log, the bytes of the next request differ too, and the replay reports this request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from crow.store import SessionChanges, SessionRow, Tail
 
 _TURNS_AHEAD = 5
 _STOPPED = ("cancelled", "interrupted", "error")
-"""How a turn may end at any moment, because of the user, a kill or a full disk. A replay cannot repeat that."""
+"""How a turn ends if the user cancels it, crow is killed or the disk is full. A replay cannot repeat that, so today's
+turn may end in another way."""
 _KINDS: dict[type, str] = {
     Checkpoint: "a compaction (summary)",
     Mask: "a compaction (hidden outputs)",
@@ -53,7 +55,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Diverged(StoreError):
-    """Today's code does something else than the log says. The message says what."""
+    """Today's code does something other than the log says. The message says what."""
 
 
 class LoggedLimits(BaseModel):
@@ -90,26 +92,30 @@ def read_limits(entry: Entry) -> LoggedLimits | None:
 
 
 def sent_by(entry: Entry) -> SentRequest | None:
-    """Return how the request was sent whose answer or usage the entry holds. Return None if the log does not tell."""
+    """If an entry holds the answer to a request, or the usage of a request without an answer, return how this request
+    was sent. Return None for other entries, and if the log does not tell."""
     body = entry.body
     return body.sent if isinstance(body, Assistant | ModelRequest) else None
 
 
 def is_request(entry: Entry) -> bool:
-    """Return whether an entry holds the answer to a request of the conversation, or the usage of one that failed.
-    Requests for summaries and titles are none."""
+    """Return whether an entry holds the answer to a request of the conversation, or the usage of such a request that
+    failed. Requests for summaries and titles do not count."""
     return isinstance(entry.body, Assistant) or (
         isinstance(entry.body, ModelRequest) and entry.body.purpose == "answer"
     )
 
 
 class LoggedStore:
-    """One path of a session, with the methods of a store that a :class:`crow.agent.history.branch.Branch` calls while a
-    turn runs.
+    """The log of one path of a session, with the methods of a store that a :class:`crow.agent.history.branch.Branch`
+    calls while a turn runs.
 
-    `ahead` are the entries that the replay has not reached. `append` moves them to the branch, one by one: there they
-    are "taken". An entry is "made" by the turn if the turn itself must append it (answers, results, reminders, the end,
-    and compactions if `decides`); all others, such as prompts and notes, come from outside and are taken unasked.
+    The replay goes through the path once. `ahead` has the entries that it has not reached. `append` takes the next
+    entries from `ahead` and gives them to the branch.
+
+    Some entries are made by the turn itself, which must append each of them: answers, results, reminders, the end of
+    the turn, and compactions if `decides` is true. All other entries, such as prompts and notes, come from outside the
+    turn. `append` takes them when it reaches them, even if the turn does not append them.
     """
 
     def __init__(
@@ -124,27 +130,29 @@ class LoggedStore:
         self.ahead: deque[Entry] = deque()
         """The entries that were not taken yet: the rest of this turn, and the next turns."""
         self.has_parked = False
-        """Whether the turn has reached the place where it was cancelled or killed."""
+        """Whether the turn has reached the point at which the log says that it was cancelled or killed."""
         self.difference: str | None = None
-        """How the turn differs from the log, in words. None: it does not. Empty: the log does not tell."""
+        """How the turn differs from the log, in words. None: it does not differ. Empty: the turn was ended, but there
+        is nothing to report, because the log does not tell how the turn went on, or because a request that differs was
+        already reported."""
         self.decides = False
-        """Whether today's code decides about compactions and shortened results. Otherwise, those of the log are used,
-        because the log does not say which limits held."""
+        """Whether compactions and shortened results are used as today's code makes them. Otherwise, they come from the
+        log, because the log was imported from a file or does not say which limits held."""
         self.changed: Entry | None = None
-        """The first taken entry that today's code makes with other content than it has in the log."""
+        """The first taken entry whose content, as today's code makes it, differs from its content in the log."""
         self.limits: LoggedLimits | None = None
         """The limits of the newest request that was taken."""
         self.endpoint = ""
         """The endpoint of the newest answer that was taken."""
         self.sent = 0
-        """The id of the newest request that the turn has sent."""
+        """The id of the log's entry for the newest request that the turn has sent."""
         self._path, self._source, self._is_from_file = path, path(), is_from_file
         self._key = ("", 0)
         """The session and the number of the turn that is replayed."""
         self._turns_ahead = 0
         """The number of turns with entries in `ahead`."""
         self._to_take = 0
-        """How many entries the next call of `append` takes, or 0 if it decides this itself."""
+        """How many entries the next call of `append` takes. If 0, `append` decides this itself."""
 
     async def fill(self) -> bool:
         """Read the next turns into `ahead`. Return False at the end of the path."""
@@ -176,15 +184,16 @@ class LoggedStore:
         return list(takewhile(lambda entry: not self._is_made(entry.body), self.upcoming()))
 
     def next_made(self, after: Entry | None = None) -> Body | None:
-        """Return the body of the next entry that the turn makes itself, or of the next one after the entry `after`.
-        Return None if the turn makes no more."""
+        """Return the body of the next entry that the turn makes itself. If `after` is given, look only at the entries
+        behind that entry. Return None if there is no such entry."""
         ahead = self.upcoming()
         if after is not None:
             ahead = islice(dropwhile(lambda entry: entry is not after, ahead), 1, None)
         return next((entry.body for entry in ahead if self._is_made(entry.body)), None)
 
     def fate_of(self, call: CallRef) -> tuple[bool, tuple[Entry, ToolResult] | None]:
-        """Return whether a call was started, and the entry with its result."""
+        """Return whether the log says that a call was started, and the entry and body of the call's result. Instead of
+        the entry and body, return None if the log has no result."""
         was_started = False
         for entry in self.upcoming():
             if isinstance(entry.body, ToolResult) and entry.body.call == call:
@@ -193,7 +202,8 @@ class LoggedStore:
         return was_started, None
 
     def limits_ahead(self, *, after: int = 0) -> LoggedLimits | None:
-        """Return the limits stored with the turn's next request, or with the next one after the entry id `after`."""
+        """Return the limits stored with the turn's next request whose entry id is greater than `after`. Requests
+        without a record of how they were sent are skipped."""
         requests = (entry for entry in self.upcoming() if is_request(entry) and entry.id > after)
         request = next(filter(sent_by, requests), None)
         return read_limits(request) if request is not None else None
@@ -201,9 +211,10 @@ class LoggedStore:
     def limits_now(self) -> LoggedLimits | None:
         """Return the limits that decide about compactions now.
 
-        These are the limits stored with the next request. If there are none, or if the endpoint will first refuse a
-        request as too long, the limits of the last request still hold. Crow may have been started again since that
-        request and may have assumed another window; the window then comes from the next compaction of the log.
+        Normally, these are the limits stored with the next request. If there are none, or if the log first has a
+        compaction because the endpoint refused a request as too long, the limits of the last request still hold. But
+        crow may have been restarted since the last request, and may then have assumed another window. So if a
+        compaction for another reason comes before the next request, the window is the one stored with this compaction.
         """
         before = [entry.body for entry in takewhile(lambda entry: not is_request(entry), self.upcoming())]
         ahead = self.limits_ahead()
@@ -238,10 +249,11 @@ class LoggedStore:
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        """Take the entries of the log that correspond to `entries`, and those before them that came from outside:
-        prompts of the user, texts of hooks, notes. Without `entries`, take only what came from outside.
+        """Take the entries of the log that correspond to `entries`, and the entries before them that came from outside:
+        prompts of the user, texts of hooks, notes. If `entries` is empty, take only the next entries from outside.
+        After `take_next`, take exactly the number of entries given there. Return the taken entries.
 
-        :raises Diverged: the log has something else.
+        :raises Diverged: the log has other entries here.
         """
         count, self._to_take = self._to_take, 0
         if count:
@@ -271,8 +283,9 @@ class LoggedStore:
         return today
 
     def _check_kind(self, new: Body, logged: Entry | None) -> None:
-        """Compare the kind of the entry that the turn appends with that of the corresponding entry of the log. That is
-        the next entry which a turn makes itself, or a request before it that today's turn has not sent.
+        """Check that `new`, the body that the turn appends, is of the same kind as `logged`. `logged` is the next entry
+        of the log that the turn makes itself, or an earlier entry of a request that today's turn has not sent. It is
+        None if the log has neither.
 
         :raises Diverged: the kinds differ, or the log does not tell how the turn went on.
         """
@@ -295,8 +308,9 @@ class LoggedStore:
             self.diverge(f"today {_kind(new)} comes where the log has {named(logged)}")
 
     def diverge(self, words: str) -> NoReturn:
-        """End the turn because it does not do what the log says. If this is called again, the first reason counts. The
-        reason is empty if the turn was cancelled or killed here, since the log does not tell how it would have gone on.
+        """End the turn because it does not do what the log says. `words` are the reason. If this is called again, the
+        first reason counts. If the logged turn was cancelled or killed here, the reason becomes empty, since the log
+        does not tell how that turn would have gone on.
 
         :raises Diverged: always.
         """
@@ -332,8 +346,9 @@ class LoggedStore:
         return len(before)
 
     def overflowed(self) -> int:
-        """Return the number of entries up to the last compaction that the log has because the endpoint refused the next
-        request as too long. Return 0 if there is no such compaction, or if today's code decides about compactions."""
+        """If the log has compactions here because the endpoint refused the next request as too long, return the number
+        of entries up to and including the last of them. Return 0 if there is no such compaction, or if today's code
+        decides about compactions."""
         before = enumerate(self.before_next(), 1)
         return max((number for number, entry in before if _is_overflow(entry.body)), default=0)
 
@@ -370,7 +385,7 @@ def _is_overflow(body: Body) -> bool:
 
 
 def _mode_at(mode: str, entry: Entry) -> str:
-    """Return the mode after an entry."""
+    """Return the mode after an entry. Before it, the mode was `mode`."""
     match entry.body:
         case Note(about="mode", value=value) | Checkpoint(mode=value) if value:
             return value
@@ -379,7 +394,9 @@ def _mode_at(mode: str, entry: Entry) -> str:
 
 
 def _as_decided(new: Body, logged: Body) -> Body:
-    """Return the body of an entry of the log, with the parts that today's code decides about taken from `new`."""
+    """Combine `new`, the body that today's turn appends, with the body in the log. Answers and results come from the
+    log, except for the place where a text is cut. Reminders and compactions are `new`, but a summary keeps the id,
+    method and number of model calls that it has in the log."""
     if isinstance(new, Assistant | ToolResult) and isinstance(logged, Assistant | ToolResult):
         return replace(logged, cut=new.cut)
     if isinstance(new, Checkpoint) and isinstance(logged, Checkpoint):

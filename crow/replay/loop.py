@@ -1,4 +1,10 @@
-"""Runs the turns of a stored session again with today's loop. The model, the tools and the user act as in the log."""
+"""Runs the turns of a stored session again with today's loop. The model, the tools and the user act as in the log.
+
+`Turn`, `Branch` and `Compactor` are the real ones. The other objects that a turn uses, such as the model and the tools,
+are replaced by those of the classes named `_Logged...`. These find out what to do from the entries of the log that
+:class:`LoggedStore` has not reached yet. If the log does not have what the turn does next, :class:`Diverged` ends the
+turn. If the log says that the turn was cancelled or killed, it is cancelled at the same point.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +59,8 @@ _EDITS = frozenset({"apply_patch", "edit_file", "write_file"})
 _SHELLS = frozenset({"shell", "shell_output"})
 """Tools that shorten their own results."""
 _CYCLES = 2_000
-"""A call waits for the results before its own during at most this many rounds of the event loop in which nothing
-happens."""
+"""A call's result waits until all earlier results of the log were taken. If nothing happens in this many rounds of the
+event loop, the turn differs from the log."""
 _LIMITS = ("Stopped after ", " has cost ")
 """A remark that contains one of these says that the turn stopped at a limit."""
 
@@ -77,11 +83,12 @@ class LoggedTurns:
         self._stand_on(Tail(row=store.row, entries=()))
 
     async def begin(self) -> None:
-        """Read the branch from the log again, up to here, after a turn that did something else than the log says."""
+        """Build the branch again from the log, up to the entry taken last. Call this after a turn that differed from
+        the log."""
         self._stand_on(await self._store.tail())
 
     def _stand_on(self, tail: Tail) -> None:
-        self.branch = Branch(cast("BranchStore", self._store), _Nobody(), tail)  # a turn calls no other method
+        self.branch = Branch(cast("BranchStore", self._store), _Nobody(), tail)  # it has all methods that a turn calls
         self._model = _LoggedModel(self, self._store)
         self._briefing = _LoggedBriefing(self.branch, self._store)
 
@@ -109,7 +116,7 @@ class LoggedTurns:
         :raises Diverged: it does not do what the log says.
         """
         store, branch = self._store, self.branch
-        if "mode" not in facts_told(branch.entries):  # then the log need not have a change back to the default
+        if "mode" not in facts_told(branch.entries):  # the log may then lack the note that set the default mode again
             store.row = replace(store.row, mode=store.mode_ahead() or "ask")
         prepared = self._compactor.prepared if self._compactor is not None else None
         compactor = self._compactor = self._new_compactor()
@@ -117,9 +124,9 @@ class LoggedTurns:
         turn = Turn(
             branch,
             compactor,
-            cast("Toolbox", _LoggedToolbox(self, store)),  # a turn calls no other method
+            cast("Toolbox", _LoggedToolbox(self, store)),  # it has all methods that a turn calls
             briefing=self._briefing,
-            permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call is one that asks
+            permissions=Permissions(branch, cast("Client", _Nobody()), self._workspace),  # no call needs permission
             hooks=BranchHooks(Hooks(), branch, self._workspace, ignore),
             steps=2**31,
             budget=_LoggedBudget(store),
@@ -132,7 +139,10 @@ class LoggedTurns:
         await turn.end(end)
 
     async def _end_of(self, work: Awaitable[Any]) -> Any:
-        """Return what `work` returns, or `error` if it raises an error with which a turn can end."""
+        """Return what `work` returns, or `error` if it raises a :class:`CrowError`, with which a turn may end.
+
+        :raises Diverged: the turn does not do what the log says, or `work` fails with any other exception.
+        """
         try:
             return await work
         except Diverged:
@@ -155,13 +165,14 @@ class LoggedTurns:
         shown = checkpoint.files_shown if checkpoint is not None else ()
         return next((file.text for file in shown if file.path == path), None)
 
-    # What the model of the log does.
+    # The methods below act as the model did in the log.
 
     async def answer_of(self, request: Request) -> LoggedStream:
         """Return the stream with which the log answers the next request.
 
+        If the request failed, the stream raises the error.
+
         :raises Diverged: the log has no request here.
-        :raises ModelError: the request failed.
         """
         store = self._store
         if count := store.overflowed():
@@ -192,9 +203,9 @@ class LoggedTurns:
                 return LoggedStream(park=self.park)
 
     def _overflow(self) -> ContextOverflow:
-        """Return the error of a request that was too long. From this error, crow corrected its estimates of tokens. The
-        correction is in the record of the next request; if the endpoint reports token counts, the compaction has
-        changed it since, which is reversed here."""
+        """Return the error of a request that was too long, and set the calibration of token estimates that crow learned
+        from it. The log has the calibration only with the next request. If the endpoint reports token counts, the
+        compaction in between has changed the calibration, and this change is reversed here."""
         ahead = self._store.limits_ahead(after=self._store.sent)
         if ahead is not None and self._compactor is not None:
             gauge = self._compactor.gauge
@@ -245,7 +256,8 @@ class LoggedStream:
 
     answer: Answer = field(default_factory=lambda: Answer(text=""))
     attempt: Attempt | None = None
-    """The attempt that gave the answer. The others, and summaries, are entries of the log."""
+    """The attempt that gave the answer. Failed attempts and requests for summaries have their own entries in the
+    log."""
     failure: ModelError | None = None
     """Raised after the answer."""
     park: Callable[[], Awaitable[None]] | None = None
@@ -308,7 +320,8 @@ class _LoggedModel:
             yield await self._turns.answer_of(request)
 
     def _summary(self, *, is_transcript: bool) -> LoggedStream:
-        """Return the summary of the next checkpoint if this kind of request gave it."""
+        """Return the summary of the next checkpoint. Return a failure if there is none, if no model wrote it, or if a
+        model wrote it from a transcript and this request has no transcript."""
         checkpoint = self._store.next_checkpoint()
         method = checkpoint.method if checkpoint is not None else "fallback"
         if checkpoint is None or method == "fallback" or (method == "serialised" and not is_transcript):
@@ -317,7 +330,7 @@ class _LoggedModel:
 
 
 class _LoggedToolbox:
-    """The tools: each call gets its result in the log."""
+    """The tools. Each call gets the result that it has in the log."""
 
     def __init__(self, turns: LoggedTurns, store: LoggedStore) -> None:
         self._turns = turns
@@ -388,7 +401,7 @@ class _LoggedBriefing(Briefing):
         )
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
-        """Return the reminder that is due if the facts are now those that the log names next."""
+        """Set the facts to those in the next reminder of the log, and return the reminder that is then due."""
         before, following = self._store.before_next(), self._store.next_made()
         self.look_back()
         told = dict(self._told)
@@ -423,7 +436,8 @@ class _LoggedWindow(ContextWindow):
         return False
 
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:  # noqa: ARG002
-        """Return the window that the next compaction of the log assumed."""
+        """Return the window that the next compaction of the log assumed, or at most 90 % of `used` if the log has
+        none."""
         body = self._log.next_made()
         window = body.window if isinstance(body, Checkpoint | Mask) else None
         return window or min(self.declared(info), used * 9 // 10)
@@ -464,7 +478,8 @@ class _LoggedStandby(Standby):
 
 
 class _LoggedInbox:
-    """What came from outside while the turn ran: prompts of the user, texts of hooks, work in the background."""
+    """The entries that came from outside while the turn ran: prompts of the user, texts of hooks, results of background
+    work."""
 
     def __init__(self, branch: Branch, store: LoggedStore) -> None:
         self._branch = branch
@@ -472,15 +487,15 @@ class _LoggedInbox:
 
     @property
     def has_news(self) -> bool:
-        """Whether the log has a text for the model next, and the turn goes on after it."""
+        """Whether the next entries from outside have a text for the model, and the turn goes on after it."""
         end = self._store.next_made()
         if end is None or (isinstance(end, TurnEnd) and end.stop != "max_turn_requests"):
             return False
         return any(isinstance(entry.body, User | Custom | Skill) for entry in self._store.before_next())
 
     async def deliver(self) -> None:
-        """Take these entries from the log. Set the mode and, unless a compaction comes first, the calibration to those
-        of the next request."""
+        """Take the next entries from outside. Set the mode to that of the next request. Do the same with the
+        calibration, unless a compaction comes before this request."""
         branch, store = self._branch, self._store
         await branch.store_only(())
         store.row = replace(store.row, mode=store.mode_ahead() or store.row.mode)
@@ -491,7 +506,7 @@ class _LoggedInbox:
 
 
 class _Nobody:
-    """Takes the place of the clients. What they are told is lost."""
+    """Takes the place of the clients, and ignores all events."""
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""

@@ -1,7 +1,8 @@
 """Builds each request of a session again with today's code, and compares it with what was sent.
 
-The log has what a request is made of: system message, tools, prompts, answers, results, compactions. It also has a
-digest of the bytes of each request. So a request that is the same today can be proved to be the same.
+The log has everything that a request is made of: system message, tools, prompts, answers, results, compactions. It also
+has a digest of the bytes of each request that was sent. If today's bytes have the same digest, the request is proved to
+be the same.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from crow.store.branches import left_branches
 from crow.version import __version__
 
 _FRAME_BYTES = 16
-"""At most this many bytes between two messages belong to neither. On the Messages API, for example, the system message
-is a member of its own, and tool results share a message with the text after them."""
+"""In a request, at most this many bytes between two messages belong to neither of them. On the Messages API, for
+example, the system message is a member of its own, and tool results share a message with the text after them. So if a
+range begins this close before a message, it is taken to begin with that message."""
 
 Outcome: TypeAlias = Literal["identical", "different", "unproven"]
 
@@ -61,7 +63,7 @@ class Replayed:
     outcome: Outcome
     """`unproven`: the log does not tell how the request was sent, or the edit cannot be made again."""
     tool: str = ""
-    """The tool that edits. Empty for a request."""
+    """The tool that made the edit. Empty for a request."""
     size: int = 0
     """The bytes of the request as built today."""
     version: str = ""
@@ -72,7 +74,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRequest:
-    """A request in the log, with what today's code makes of the entries before it."""
+    """A request in the log, with the context that today's code builds from the entries before it."""
 
     entry: Entry
     """The answer, or the usage of a request without an answer."""
@@ -103,7 +105,8 @@ async def paths(store: Store, session_id: str) -> AsyncIterator[Callable[[], Asy
 
 
 async def _path(store: Store, session_id: str, left: Sequence[Entry] = ()) -> AsyncIterator[Entry]:
-    """Yield the entries of the session's path. With `left`, yield those before this branch, and then the branch."""
+    """Yield the entries of the session's path. If `left`, the entries of another branch, is given, yield the entries
+    before that branch, and then `left`."""
     async for batch in store.history(session_id):
         for entry in batch:
             if not left or entry.id <= (left[0].parent or 0):
@@ -113,7 +116,7 @@ async def _path(store: Store, session_id: str, left: Sequence[Entry] = ()) -> As
 
 
 async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]) -> AsyncIterator[LoggedRequest]:
-    """Yield the requests on a path, except those of the entries in `known`, and add their entries to `known`."""
+    """Yield the requests on a path whose entry ids are not in `known`, and add these ids to `known`."""
     projection = Projection()
     async for entry in path():
         if is_request(entry) and entry.id not in known:
@@ -128,8 +131,9 @@ async def _requests_on(path: Callable[[], AsyncIterator[Entry]], known: set[int]
 class Rebuilder:
     """Builds requests again.
 
-    `extras` maps digests to the members that the user adds to every request. With `is_from_file`, the log is that of a
-    case file, whose entries have other ids than those that were sent.
+    `extras` has the settings `extra_body` of the user's endpoints, by their digests. With `is_from_file`, the log was
+    imported from a file. The import gave the entries new ids, which are part of requests, so only the digests in a case
+    file fit them.
     """
 
     def __init__(self, extras: Mapping[str, Mapping[str, object]] | None = None, *, is_from_file: bool = False) -> None:
@@ -195,7 +199,7 @@ class Rebuilder:
 
 
 def request_of(logged: LoggedRequest, sent: SentRequest | None) -> Request:
-    """Return the request that the context gives, with the limit and the thought level with which it was sent."""
+    """Return the request that the context gives. Its output limit and thought level are those of `sent`."""
     level = next((level for level in THOUGHT_LEVELS if sent is not None and level == sent.thought_level), None)
     return Request(
         messages=logged.context.messages,
@@ -219,12 +223,18 @@ def _why_unknown(logged: LoggedRequest) -> str:
 def _located(
     logged: LoggedRequest, sent: SentRequest, dialect: Dialect, body: bytes, part: tuple[int, int, bool]
 ) -> str:
-    """Name the messages that hold `part`, the range that :func:`crow.llm.sent.first_difference` has returned. Its end
-    is a position in the request that was sent; in today's body, the same text may end elsewhere."""
+    """Say in which messages the first difference is.
+
+    `part` is the result of :func:`crow.llm.sent.first_difference`: a range of positions, and whether it lies in one
+    message. The range begins at the same position in today's `body` and in the request that was sent, since the bytes
+    before are the same. It ends at a position in the request that was sent, so the messages found in today's `body` for
+    that end are an estimate.
+    """
     messages, encoder = logged.context.messages, wire_named(dialect.wire).encoder()
     pieces = encoder.messages(messages, endpoint=sent.endpoint, dialect=dialect)
     start_at, end_at, is_one = part
-    # A cache mark may stand before the last byte of the system message, or make a list of it.
+    # Look for the first message without its last byte, as a cache mark may be before that byte. If the mark has turned
+    # the text of the system message into a list, look for the list of messages instead.
     first_piece = body.find(pieces[0][:-1]) if pieces else -1
     if first_piece < 0 and (at := body.find(f'"{encoder.member}":['.encode())) >= 0:
         first_piece = body.index(b"[", at) + 1
@@ -236,7 +246,7 @@ def _located(
     def start(count: int) -> int:
         """Return where the message with this index begins."""
         before = pieces[:count]
-        if len(pieces) != len(messages) and count:  # the wire writes some messages as one, or adds some
+        if len(pieces) != len(messages) and count:  # the wire joins messages or adds some, so encode only these
             before = encoder.messages(messages[:count], endpoint=sent.endpoint, dialect=dialect)
         return first_piece + sum(len(piece) + 1 for piece in before)
 
@@ -245,7 +255,7 @@ def _located(
 
     first = index_at(start_at + _FRAME_BYTES)
     last = first if is_one else max(first, index_at(end_at - 1))
-    if start_at + _FRAME_BYTES < first_piece:  # today, other members may end elsewhere
+    if start_at + _FRAME_BYTES < first_piece:  # today, the members before the messages may have another length
         those = "the first message" if last == 0 else f"one of the first {last + 1} messages"
         return f"the model, the options, the tools or {those} of {len(messages)} differ"
     rule = _rule(logged, first)
@@ -280,7 +290,7 @@ def _rule_words(message: Message, entry: Entry | None) -> str:
         case AssistantMessage(), Assistant(cut=int()):
             return "an answer whose calls were shortened"
         case AssistantMessage(), _:
-            return "an answer, with what goes back of its calls, thoughts and opaque members"
+            return "an answer, with those of its calls, thoughts and opaque members that are sent back"
         case UserMessage(), Checkpoint():
             return "the summary of a compaction"
         case UserMessage(), User(cut=int()):

@@ -1,7 +1,7 @@
 """Replays a session: runs each of its turns again, and compares each request with the log.
 
-If a turn does something else than the log says, the result names the turn and the difference. The later requests of
-this turn are built from the log, and the next turn runs again.
+If a turn does something other than the log says, the result names the turn and the difference. The later requests of
+this turn are built from the entries of the log without running it. The next turn is run again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _PathReplay:
         self._found: list[Replayed] = []
         """The results of the turn so far."""
         self._reason = ""
-        """Why the turn does not do what the log says. It becomes the words of the turn's next request."""
+        """Why the turn does not do what the log says. It becomes the `words` of the result for the turn's next
+        request."""
 
     async def requests(self) -> AsyncIterator[Replayed]:
         """Yield the requests of the path."""
@@ -84,15 +85,16 @@ class _PathReplay:
         await self._turns.take(1)
 
     def _sent(self, entry: Entry, request: Request) -> None:
-        """Compare a request that a turn sends. If it differs because today's code decides otherwise, end the turn, so
-        that its later requests are built from the log."""
+        """Compare a request that a turn sends. If it differs and today's code has made an entry differently, end the
+        turn, so that its later requests are built from the log."""
         context = self._turns.branch.context()
         is_same = self._compare(entry, replace(context, messages=request.messages, tools=request.tools))
         if not is_same and self._store.changed:
             self._store.diverge("")
 
     def _compare(self, entry: Entry, context: Context) -> bool:
-        """Compare a request, unless another path has done that. Return False if it differs from what was sent."""
+        """Compare a request, unless it was already compared on another path. Return False if it differs from what was
+        sent."""
         if entry.id in self._known:
             return True
         self._known.add(entry.id)

@@ -104,7 +104,7 @@ class _Simulation:
         self._projection.add(entry)
 
     def request(self, answer: Entry) -> WouldSend:
-        """Return the request for `answer`, after the compaction that it needs."""
+        """Return the request for `answer`. If a compaction is needed before it, compact first."""
         usage = answer.usage or Usage()
         reported = None if usage.is_input_estimated else usage.input_tokens
         scale = min(4.0, max(0.5, reported / answer.estimate)) if reported and answer.estimate else 1.0

@@ -96,7 +96,7 @@ class Sessions:
         parent: str | None = None,
     ) -> Session:
         """Create a session and return it. The default of `workspace` is the current directory. Without `model`, crow
-        uses its default model if it opens the session. With `parent`, the session is a subagent of that session.
+        uses its default model when it opens the session. With `parent`, the session is a subagent of that session.
 
         A session without a prompt, title, alias, tag or metadata is removed after this process has ended.
 
@@ -143,9 +143,9 @@ class Sessions:
         first. Subagents are left out. With `parent`, return only the subagents of that session.
 
         `workspace` is the directory of the sessions. `model` is a part of the name of a model that a session uses or
-        has used. `title` is a part of the title. A session must have all `tags`. It was last used at `since` or later,
-        and before `until`. A time without a time zone is local time. With `archived`, only archived sessions are
-        returned. Without it, archived sessions are left out.
+        has used. `title` is a part of the title. A session must have all `tags`. It must have been used last at or
+        after `since`, and before `until`. A time without a time zone is local time. With `archived`, only archived
+        sessions are returned. Without it, archived sessions are left out.
 
         :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
         """
@@ -203,7 +203,7 @@ class Sessions:
         """Search titles, prompts and answers for all words of `query`. Matching titles come first, then matching
         entries. Newer entries come before older ones. Return at most `limit` results.
 
-        With `model`, only sessions are searched whose model has `model` in its name. With `since`, matches before that
+        With `model`, search only the sessions whose model has `model` in its name. With `since`, matches before that
         time are left out. With `until`, matches at or after that time are left out. A time without a time zone is local
         time.
 

@@ -39,7 +39,7 @@ _FINISHES: Mapping[str, FinishReason] = {
     "content_filter": "refusal",
     "refusal": "refusal",
 }
-"""Maps the finish reasons that an answer may have to crow's."""
+"""Maps the finish reasons in OpenAI's form to those of crow. An answer may have no others."""
 _BAD_ARGUMENTS = "The arguments are not a JSON object."
 
 
@@ -98,8 +98,8 @@ ReadMessage: TypeAlias = SystemText | UserParts | AnswerParts | ResultParts
 
 
 def read_message(message: object, place: str = "message") -> ReadMessage:
-    """Check a message, and return what it contains. A model of the package `openai` counts as the object that it
-    stands for. `place` is the name of the message in error messages, such as `messages[2]`.
+    """Check a message, and return what it contains. An object of the package `openai` is read as the JSON object that
+    it stands for. `place` is the name of the message in error messages, such as `messages[2]`.
 
     :raises ~crow.domain.errors.ArgumentError: the message is not valid. The error names the member and its value.
     """
@@ -137,7 +137,7 @@ def read_message(message: object, place: str = "message") -> ReadMessage:
 
 
 def _plain(value: object) -> object:
-    """Return a model of the package `openai` as the JSON value that it stands for, and any other value unchanged."""
+    """Return an object of the package `openai` as the JSON value that it stands for, and any other value unchanged."""
     dump = getattr(value, "model_dump", None)
     return dump(exclude_none=True) if callable(dump) else value
 

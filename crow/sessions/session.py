@@ -107,7 +107,7 @@ class Session:
             return await _openai_messages([one async for one in self.entries() if not _is_compaction(one)])
         if last < 1:
             raise ArgumentError(f"last is {last}; expected 1 or more, or None for all messages.")
-        # Usually the newest messages are in the tail, which takes the same time however long the session is.
+        # Usually the newest messages are in the tail. Reading the tail takes the same time however long the session is.
         tail = await self._store.tail(self.id)
         checkpoint = next((one for one in tail.entries if isinstance(one.body, Checkpoint)), None)
         kept = [one for one in tail.entries if not _is_compaction(one)]
@@ -238,7 +238,8 @@ class Session:
         return stored.id if entry is None else entry
 
     async def set_title(self, title: str) -> Session:
-        """Set the title, which is cleaned and shortened if need be. Crow does not change it any more.
+        """Set the title, which is cleaned and shortened if need be. From now on, crow does not replace it with a title
+        of its own.
 
         :raises ~crow.domain.errors.ArgumentError: the title has no visible characters.
         """

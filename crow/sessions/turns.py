@@ -1,4 +1,4 @@
-"""A turn that a program runs in a stored session: it holds the session until the turn ends."""
+"""A turn that a program runs in a stored session. The program holds the session until the turn ends."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Turn:
         """Store messages, and return the ids of their entries. Each message is on disk when this method returns.
 
         A message is a mapping in the form of OpenAI's chat completions API, or such an object of the package `openai`.
-        `usage` (also in OpenAI's form), `model` and `cost` (US dollars) belong to the last message, which is then an
-        answer. An answer may also have members with these names.
+        `usage` (also in OpenAI's form), `model` and `cost` (US dollars) belong to the last message, which must then be
+        an answer. An answer may also have members with these names.
 
         :raises ~crow.domain.errors.ArgumentError: a message is not valid, or does not fit here: the error names the
             member and its value. Nothing was stored.
-        :raises ~crow.domain.errors.LeafMoved: another process took over the session, because this one was stopped or
-            cut off for too long.
+        :raises ~crow.domain.errors.LeafMoved: another process took over the session, because this process was stopped
+            or cut off for too long.
         """
         read = [read_message(message, _place(index, messages)) for index, message in enumerate(messages)]
         if (usage, model, cost) != (None, None, None):
@@ -181,7 +181,7 @@ async def _claim(store: Store, session_id: str, parts: tuple[Part, ...] | None) 
     try:
         return await _finished(claiming)
     except asyncio.CancelledError:
-        with suppress(Exception):  # the caller gives up the turn that was just claimed
+        with suppress(Exception):  # the caller was cancelled, so nobody will use the turn
             await claiming.result().end(TurnEnd(stop="cancelled"))
         raise
 
@@ -217,7 +217,8 @@ async def _finished(work: Awaitable[_T]) -> _T:
 
 
 def turns_in(messages: Sequence[object]) -> list[list[ReadMessage]]:
-    """Check messages, and divide them into turns. Each prompt begins one.
+    """Check messages, and divide them into turns. Each prompt begins a turn. System messages before the first prompt
+    belong to the turn of that prompt.
 
     :raises ~crow.domain.errors.ArgumentError: a message is not valid, or does not fit there.
     """
@@ -236,7 +237,8 @@ def turns_in(messages: Sequence[object]) -> list[list[ReadMessage]]:
 def _check_pairs(messages: Sequence[ReadMessage], waiting: Mapping[str, object]) -> None:
     """Check that each result answers a call of the answer before it. `waiting` are the calls that have no result yet.
 
-    :raises ~crow.domain.errors.ArgumentError: a result has no call, or an answer comes before all results.
+    :raises ~crow.domain.errors.ArgumentError: a result has no call, or an answer or a prompt comes before the results
+        of all earlier calls.
     """
     calls = set(waiting)
     for message in messages:

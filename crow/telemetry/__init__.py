@@ -1,1 +1,1 @@
-"""Turns the log into OpenTelemetry traces: live, after each turn, and for past sessions."""
+"""Converts the log to OpenTelemetry traces: live, after each turn, and for past sessions."""

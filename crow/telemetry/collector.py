@@ -42,7 +42,7 @@ _DIMENSIONS = (
     *("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.address", "server.port"),
     *("gen_ai.agent.name", "gen_ai.tool.name", "mcp.method.name", "error.type"),
 )
-"""The attributes of spans that metrics have, too."""
+"""The attributes of a span that its metrics have, too."""
 _USAGE = (
     *("input_tokens", "output_tokens", "cache_read.input_tokens", "cache_write.input_tokens"),
     "reasoning.output_tokens",
@@ -55,8 +55,8 @@ _DURATIONS = {
 
 
 class OtlpCollector:
-    """A collector that speaks OTLP over HTTP. `endpoint` is its base URL. If it is empty, the SDK's `OTEL_*` variables
-    name the collector; the other variables always apply."""
+    """A collector that speaks OTLP over HTTP. `endpoint` is its base URL. If `endpoint` is empty, the SDK's `OTEL_*`
+    variables name the collector. The SDK's other variables always apply."""
 
     def __init__(self, endpoint: str = "") -> None:
         base = endpoint.rstrip("/")
@@ -100,7 +100,7 @@ class OtlpCollector:
         self._retry_at = time.monotonic() + _RETRY_S if self.is_failing else 0.0
 
     def _is_sampled(self, turn: Turn, first: Span) -> bool:
-        """Return whether the SDK's sampler takes the trace of the turn, which may be one of the client."""
+        """Return whether the SDK's sampler keeps the turn's trace. The client may have begun this trace."""
         parent = None if turn.is_sampled is None else _context(turn.trace_id, turn.span_id, is_sampled=turn.is_sampled)
         sampling = self._provider.sampler.should_sample(
             parent, turn.trace_id, first.name, attributes=dict(first.attributes)
@@ -167,7 +167,7 @@ class _Metrics:
 
 
 class _Ids(IdGenerator):
-    """Gives each span the ids that it has in the log."""
+    """Gives each span the ids that were computed from the log."""
 
     trace_id = span_id = 0
 
@@ -192,12 +192,13 @@ class _Finished(SpanProcessor):
 
 
 class _Session(requests.Session):
-    """Reads no body of an answer, because it might never end, and remembers whether the last request failed."""
+    """Never reads the body of a response, because the body might never end. Remembers whether the last request
+    failed."""
 
     is_failing = False
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        """Send a request, and return an answer with the status and the headers."""
+        """Send a request, and return a response with only the status and the headers."""
         options |= {"stream": True, "allow_redirects": False}
         known = requests.Response()
         try:

@@ -1,4 +1,4 @@
-"""Sends the spans and metrics of each turn to a collector when the turn ends, from a thread of their own."""
+"""Sends the spans and metrics of each turn to a collector when the turn ends, in a separate thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXIT_S = 0.5
 
 
 class Collector(Protocol):
-    """Where spans and metrics go."""
+    """A destination of spans and metrics."""
 
     @property
     def is_failing(self) -> bool:
@@ -49,7 +49,7 @@ class Sender:
         self._connect = connect
         self._redact = redact
         self._waiting: queue.Queue[Turn | threading.Event] = queue.Queue(_TURNS)
-        """The turns to send. The thread sets an event when it comes to it."""
+        """The turns to send. If the thread finds an event among them, it sets the event."""
         self._collector: Collector | None = None
         self._thread: threading.Thread | None = None
         self._is_connected = threading.Event()

@@ -19,7 +19,8 @@ _RESULT_BYTES = 100_000
 
 
 async def otlp_lines(store: Store, sessions: Sequence[str], redact: Redact | None) -> AsyncIterator[bytes]:
-    """Yield the spans of a session and of its subagents. With `redact`, the spans also have the masked content."""
+    """Yield a line for each turn of `sessions`, with the turn's spans. With `redact`, the spans also have the content
+    of messages and calls, masked by `redact`."""
     turns, result_bytes = Turns(), 0 if redact is None else _RESULT_BYTES
     paths = []
     for session_id in sessions:

@@ -1,4 +1,4 @@
-"""Turns stored entries into spans.
+"""Converts stored entries to spans.
 
 The names follow version 0.1.0 of OpenTelemetry's semantic conventions for generative AI. Names that begin with `crow.`
 are crow's own.
@@ -56,8 +56,8 @@ _PROVIDERS = (
     (r"api\.perplexity\.ai", "perplexity"),
     (r"api\.cohere\.(?:ai|com)", "cohere"),
 )
-"""The ends of host names, and the conventions' names of their providers. For any other host, the name of the API that
-its endpoint speaks is used."""
+"""The ends of host names, each with the name that the conventions give to the provider. For any other host, the name of
+the API that its endpoint speaks is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,8 @@ class Span:
 
 
 def spans_of(turn: Turn, redact: Redact | None = None) -> list[Span]:
-    """Return the spans of the turn's entries. With `redact`, the spans also have the masked content."""
+    """Return the spans of the turn's entries. With `redact`, the spans also have the content of messages and calls,
+    masked by `redact`."""
     return _Translation(turn, redact).spans()
 
 
@@ -100,7 +101,7 @@ class _Translation:
         self._calls: dict[CallRef, ToolCall] = {}
         """The calls of all answers so far."""
         self._started: dict[CallRef, int] = {}
-        """When the calls began that have no result yet, in Unix ms."""
+        """The calls that have no result yet, with the times at which they began, in Unix ms."""
         self._stop = ""
         """Why the turn ended, or empty before its end."""
         self._end_ms = 0
@@ -268,8 +269,9 @@ class _Translation:
         return json.dumps([{"role": "assistant", "parts": parts, "finish_reason": reason}])
 
     def _masked(self, text: str) -> str:
-        """Return a text without secrets. It is masked before it is cut, because half a token is not recognised."""
-        return shorten(self._redact(text[: 2 * _CONTENT_CHARS]), _CONTENT_CHARS) if self._redact is not None else ""
+        """Return a text without secrets, shortened. The text is masked first, because half a token would not be
+        recognised."""
+        return shorten(self._redact(text), _CONTENT_CHARS) if self._redact is not None else ""
 
 
 def _whole(text: str) -> str:
@@ -292,7 +294,8 @@ def _usage_attributes(usage: Usage | None) -> dict[str, Value | None]:
 
 
 def provider_at(base_url: str) -> str:
-    """Return the conventions' name of the provider at a base URL, or an empty string if it has none."""
+    """Return the name that the conventions give to the provider at a base URL, or an empty string if they name no such
+    provider."""
     host = str(_server(base_url).get("server.address", ""))
     return next((name for end, name in _PROVIDERS if re.search(rf"(?:^|[.-])(?:{end})$", host)), "")
 

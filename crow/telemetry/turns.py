@@ -17,7 +17,7 @@ from crow.domain.text import shorten
 from crow.store import SessionRow
 
 AGENT = "crow"
-"""The name of the agent in traces. A subagent without a kind is a `task`."""
+"""The name of the agent in traces. A subagent without a kind has the name `task`."""
 
 _TRACEPARENT = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}).*")
 _REMEMBERED = 10_000
@@ -31,16 +31,16 @@ class Turn:
     span_id: int
     parent_id: int | None = None
     is_sampled: bool | None = None
-    """Whether the client records its trace. None if the turn belongs to no trace of a client."""
+    """If the turn belongs to a trace of the client: whether the client records that trace. Otherwise None."""
     agent: str = AGENT
     number: int
     entries: list[Entry] = field(default_factory=list)
     has_prompt: bool = False
-    """Whether the turn has a span, as each turn with a prompt has. A slash command has none."""
+    """Whether the turn has a prompt. Only then does it have a span. The turn of a slash command has neither."""
     is_over: bool = False
     is_held: bool = False
-    """Whether this turn of a subagent waits for the result of the `task` call that started it: the call's span becomes
-    its parent."""
+    """Whether this turn of a subagent is held back until the `task` call that started it has a result. The call's span
+    then becomes the turn's parent."""
     subagents: list[Turn] = field(default_factory=list)
     """The turns of subagents that began during this turn."""
     before_ms: int = 0
@@ -48,18 +48,18 @@ class Turn:
 
     @property
     def root(self) -> int | None:
-        """The parent of what belongs to the turn."""
+        """The id of the span that is the parent of everything in the turn, or None if the turn has no span."""
         return self.span_id if self.has_prompt else None
 
     def take(self) -> Turn:
-        """Return the turn with its entries, and forget them."""
+        """Return a copy of the turn with the entries so far, and remove these entries from this object."""
         taken = replace(self, subagents=[])
         self.entries, self.before_ms = [], self.entries[-1].created_ms
         return taken
 
 
 class Turns:
-    """Groups entries into turns. They must come in the order of their ids."""
+    """Groups entries into turns. The entries must be added in the order of their ids."""
 
     def __init__(self) -> None:
         self._parents: dict[str, tuple[str, str]] = {}
@@ -67,7 +67,7 @@ class Turns:
         self._current: dict[str, Turn] = {}
         """Maps each session to its newest turn."""
         self._calls: dict[str, int] = {}
-        """Maps a subagent in the background to the span of its call."""
+        """Maps a subagent in the background to the span id of the call that started it."""
 
     def know(self, row: SessionRow) -> None:
         """Remember the parent and the kind of a session if it is a subagent."""
@@ -78,8 +78,8 @@ class Turns:
             _forget_oldest(self._parents)
 
     def add(self, entries: Iterable[Entry], traceparent: str = "") -> list[Turn]:
-        """Add entries that were stored together, and return what is complete now: turns that are over, and entries that
-        belong to such a turn.
+        """Add entries that were stored together, and return the turns that are complete now. If entries are added to a
+        turn that was returned before, the turn is returned again, with only these entries.
 
         A turn that begins with one of the entries belongs to the client's trace in the W3C header `traceparent`.
         """
@@ -126,8 +126,8 @@ class Turns:
         return turn
 
     def _link(self, task: str, call: int) -> Sequence[Turn]:
-        """Make a call's span the parent of the subagent's turn that it started. Return that turn if it waited for
-        this."""
+        """Make the span of a `task` call the parent of the subagent's turn that the call started. Return that turn if
+        it was held back until now."""
         turn = self._current.get(task)
         if turn is None or not turn.is_held:
             self._calls[task] = call

@@ -71,7 +71,7 @@ def changed(number: int) -> tuple[Body, ...]:
     ("number", "words"),
     [
         (2, "a prompt, with the text that crow joined to it (entry 2)"),
-        (3, "an answer, with what goes back of its calls, thoughts and opaque members (entry 3)"),
+        (3, "an answer, with those of its calls, thoughts and opaque members that are sent back (entry 3)"),
         (4, "the result of read_file (entry 4)"),
         (5, "text that crow added for the model (entry 5)"),
     ],

@@ -58,7 +58,8 @@ _PEEK_BYTES = 64 * 1024
 _FIRST_LINE_BYTES = 256 * 1024
 _MOST_PEEKED = 300
 _CLAUDE_FILES = "????????-*.jsonl"
-"""The files of Claude Code's sessions are named by UUIDs, those of subagents, for example, `agent-a1b2.jsonl`."""
+"""Matches the files of Claude Code's sessions, which are named by UUIDs. Files of subagents, such as
+`agent-a1b2.jsonl`, do not match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class SessionScan:
         elif not self._root.is_dir():
             raise ArgumentError(f"{self._root} is neither a file nor a directory.")
         elif opencode.is_storage(self._root / "storage") and os.path.isfile(self._root / opencode.DATABASE):
-            # The files have nothing that the database does not have, because opencode moved their contents into it.
+            # The database has everything that the files have, because opencode moved their contents into it.
             yield from self._in_file(self._root / opencode.DATABASE, is_named=True)
         else:
             yield from self._in_directory()
@@ -161,7 +162,8 @@ class SessionScan:
     def _in_document(self, path: Path, start: bytes, *, is_named: bool) -> Iterator[Source]:
         can_fit = b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{"
         if self._wants(openai_json.NAME) and (can_fit or is_named):
-            # A directory can contain unrelated JSON files.
+            # A directory can contain unrelated JSON files. So a file without messages is reported only if the user
+            # named the file or the tool.
             yield openai_json.document(path, is_expected=is_named or self._tool is not None)
 
     def _in_database(self, path: Path) -> Iterator[Source]:
@@ -340,8 +342,8 @@ def _homes() -> Iterator[_Home]:
 
 
 def _directory_of(file: Path) -> str:
-    """Return the directory of a session of Codex, pi, opencode or goose, or an empty string if its file does not say.
-    A JSON file is read whole. In a JSONL file, the first line has the directory."""
+    """Return the directory of a session of Codex, pi, opencode or goose, or an empty string if the file does not name
+    the directory. A JSON file is read whole. In a JSONL file, the first line has the directory."""
     try:
         with open_regular(file) as opened:
             is_whole = file.suffix == ".json"

@@ -1,4 +1,10 @@
-"""Builds a conversation of crow from the messages of another tool, in the form of a crow export."""
+"""Builds a conversation of crow from the messages of another tool, in the form of a crow export.
+
+An importer calls the builder for each message, in the order of the messages. A call that adds a prompt, a reminder or a
+remark writes an entry at once. The parts of an answer and the results of its calls are collected, and are written when
+something else follows. A prompt ends the turn before it and begins the next one. A result that comes after its answer
+was written is written at once.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +49,9 @@ _DONE: tuple[_Stop, str] = ("end_turn", "")
 class ConversationBuilder:
     """Takes the messages of one session in order, and writes their entries to a temporary file.
 
-    The methods may be called in any order. The conversation is always valid. Other agents store the parts of an answer
-    one after another, so the builder collects an answer and the results of its tool calls until the next message. Texts
-    may contain any characters.
+    The methods may be called in any order, and texts may contain any characters: the conversation is always valid. A
+    "step" is one answer with the results of its calls. The builder collects a step before it writes the entries of the
+    step, because other tools store the parts of an answer one after another.
     """
 
     def __init__(self, session_id: str, *, cwd: str, parent_id: str | None, problems: Problems) -> None:
@@ -90,9 +96,9 @@ class ConversationBuilder:
         self._usage: tuple[Usage, float | None] | None = None
         """The usage and cost that the next answer gets."""
         self._calls: dict[str, tuple[CallRef, ToolCall, Announcement]] = {}
-        """Maps the id of each call that was written without a result to the call."""
+        """The calls that were written and have no result so far, by their ids in the imported session."""
         self._prompts: dict[bytes, int] = {}
-        """Maps the hash of a prompt to its entry."""
+        """Maps the hash of a prompt's text to the number of the prompt's entry."""
         self._moves: list[MoveRecord] = []
         self._blobs: set[str] = set()
         """The hashes of the blobs in the temporary file."""
@@ -202,9 +208,9 @@ class ConversationBuilder:
             self._step.finish = finish
 
     def report_usage(self, usage: Usage, cost: float | None = None, *, again: bool = False) -> None:
-        """Set the usage of the current answer. If the current answer already has a usage, there are two cases. If
-        `again` is true, the new usage replaces the old one. If `again` is false, the new usage belongs to the next
-        answer."""
+        """Set the usage of the current answer. If that answer already has a usage, the new usage replaces it if `again`
+        is true, and belongs to the next answer otherwise. If the current answer continues one whose usage is already
+        counted, the new usage is ignored."""
         if (usage == Usage() and cost is None) or (self._step is not None and self._step.is_rest):
             return
         if self._step is not None and (again or self._step.usage is None):
@@ -489,7 +495,7 @@ class _Step:
     calls: list[tuple[str, ToolCall, Announcement]] = field(default_factory=list)
     """The calls, each with the id that it has in the imported session."""
     newest: dict[str, int] = field(default_factory=dict)
-    """Maps each of these ids to the index of the newest call with it."""
+    """Maps each of these ids to the index in `calls` of the newest call that has the id."""
     results: dict[int, _Result] = field(default_factory=dict)
     """Maps the index of a call to its result."""
     usage: tuple[Usage, float | None] | None = None
@@ -515,7 +521,7 @@ class _Result:
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]
-"""A function `new(session_id, parent_id=None)` that begins a conversation. Whoever calls the importer writes the
+"""A function `new(session_id, parent_id=None)` that begins a conversation. The caller of the importer writes the
 conversations to the export."""
 
 

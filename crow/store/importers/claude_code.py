@@ -57,7 +57,7 @@ _TAG = re.compile(
 _CAVEATS = ("Caveat:", "<local-command-caveat>")
 """The beginnings of the messages that tell the model not to answer the commands below them."""
 _INJECTED = ("<task-notification>", "<system-reminder>", "<teammate-message")
-"""The beginnings of messages that Claude Code sends as the user's, but the user did not write."""
+"""The beginnings of messages that Claude Code sends with the role `user`, although the user did not write them."""
 _FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refusal"}
 
 

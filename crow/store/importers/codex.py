@@ -56,9 +56,9 @@ _INJECTED = (
     "<plugins_instructions>",
     "<personality_spec>",
 )
-"""The beginnings of messages that Codex sends as the user's, but the user did not write."""
+"""The beginnings of messages that Codex sends with the role `user`, although the user did not write them."""
 _REMOTE_SUMMARY = "[Codex compacted the conversation here. It stored the summary encrypted.]"
-"""Stands for the summary."""
+"""Replaces a summary that Codex stored encrypted."""
 _INDEX_DEPTH = 5
 """Crow looks for the index in this many directories, beginning with the directory of the session's file."""
 
@@ -102,8 +102,8 @@ def _read(path: Path, session_id: str, parent_id: str | None, new: NewConversati
 
 @lru_cache(maxsize=1)
 def _titles_in(index: Path, _modified_ms: int) -> Mapping[str, str]:
-    """Map the ids of sessions to their titles in an index. Damaged lines are ignored. The index is read once for all
-    its sessions, and again if the time of its last change is another one."""
+    """Map the ids of sessions to their titles in an index. Damaged lines are ignored. The index is read only once for
+    all sessions in it, unless it changes meanwhile."""
     lines = read_lines(index, Problems())
     return {stable_id(TOOL, text(line.get("id"))): text(line.get("thread_name")) for _, line in lines}
 

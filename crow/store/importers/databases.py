@@ -20,7 +20,7 @@ MAGIC = b"SQLite format 3\0"
 """The first bytes of every SQLite file."""
 
 _MOST_COPIED_BYTES = 64 * 1024 * 1024
-"""`count_rows` copies a larger database only if it finds no rows without a copy."""
+"""If a database is larger, and its file has rows, `count_rows` counts only these and makes no copy."""
 _ATTEMPTS = 3
 """A copy is tried this many times if the database changes meanwhile."""
 _FETCH = 20
@@ -165,7 +165,7 @@ def _connect(copy: Path, path: Path) -> sqlite3.Connection:
 
 
 def _versions(path: Path) -> list[tuple[int, int] | None]:
-    """Return size and time of change of each of a database's files, or None for a file that does not exist."""
+    """Return the size and the modification time of each file of a database, or None for a file that does not exist."""
     found: list[tuple[int, int] | None] = []
     for suffix in _SUFFIXES:
         try:

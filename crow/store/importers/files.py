@@ -64,7 +64,8 @@ class Problems:
 
     @contextmanager
     def importing(self, place: str) -> Iterator[None]:
-        """Import the line or message at `place` in this block. If it is nested too deeply, report it and go on."""
+        """The block imports the line or message at `place`. If that fails because the JSON is nested too deeply, report
+        the problem and continue after the block."""
         self._place = place
         try:
             yield

@@ -36,8 +36,8 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> Source | None:
-    """Return the conversations in a JSONL file with one conversation per line, or None if it is another file. `lines`
-    are the first lines."""
+    """Return the conversations in a JSONL file with one conversation per line, or None if the file is not of that kind.
+    `lines` are the first lines."""
     if not lines or not _is_conversation(lines[0]):
         return None
     return Source(tool=NAME, place=str(path), updated_ms=modified_ms(path), read=partial(_read_lines, path))

@@ -43,7 +43,8 @@ Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
 
 def is_storage(directory: Path) -> bool:
     """Return whether a directory is the `storage` directory of opencode."""
-    return all(os.path.isdir(directory / name) for name in ("session", "message", "part"))  # raises no OSError
+    # Unlike `Path.is_dir`, `os.path.isdir` never raises an OSError.
+    return all(os.path.isdir(directory / name) for name in ("session", "message", "part"))
 
 
 def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
@@ -92,8 +93,8 @@ def _source(
     messages: Callable[[Problems], Messages],
     changed_ms: int,
 ) -> Source:
-    """Return a session. `name` is the id that opencode uses. `session` describes it as older versions of opencode do in
-    its file."""
+    """Return a session. `name` is the id that opencode uses. `session` has the members that older versions of opencode
+    write to the file of a session."""
     session_id, parent = stable_id(TOOL, name), text(session.get("parentID"))
     parent_id = stable_id(TOOL, parent) if parent else None
     return Source(
@@ -159,7 +160,7 @@ def _read(
         to.set_title(session.get("title"))
     to.archived = bool(times.get("archived"))
     reader = _OpencodeReader(to)
-    # The user has undone this message and all later ones. The name is empty if no message is undone.
+    # The user has undone the message with this id and all later ones. The id is empty if no message is undone.
     undone_from = text(as_object(session.get("revert")).get("messageID"))
     undone: int | None = None
     is_undone = False

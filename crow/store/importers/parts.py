@@ -115,7 +115,8 @@ def announce(name: str, arguments: Any, cwd: str) -> Announcement:
 
 
 def _diffs(values: Mapping[str, Any], path: str) -> tuple[Diff, ...]:
-    """Return the changes of a file that the arguments of an edit describe, as the tools of several agents name them."""
+    """Return the changes of a file that the arguments of an edit describe. The tools of different agents use different
+    names for these arguments."""
     found = []
     for edit in (values, *objects(values.get("edits"))):
         for old_key, new_key in (("old_string", "new_string"), ("oldString", "newString"), ("oldText", "newText")):
@@ -129,8 +130,8 @@ def _diffs(values: Mapping[str, Any], path: str) -> tuple[Diff, ...]:
 
 
 def parts_of(content: Any) -> list[Part]:
-    """Return the parts of a message or result in the forms of all tools: a text, or a list of objects. Blank texts, and
-    objects of unknown types, are left out."""
+    """Return the parts of a message or result. `content`, as any of the tools stores it, is a text or a list of
+    objects. Blank texts, and objects of unknown types, are left out."""
     found: list[Part | None] = []
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else objects(content):
         match part.get("type"):
@@ -155,7 +156,7 @@ def parts_of(content: Any) -> list[Part]:
 
 
 def words_of(parts: Sequence[Part]) -> str:
-    """Return the texts of a message on lines of their own."""
+    """Return the texts of a message, each beginning on a new line."""
     return "\n".join(part.text for part in parts if isinstance(part, Text))
 
 

@@ -100,8 +100,8 @@ class _Tree:
         self._last[name] = to.leaf
 
     def _add(self, name: str, line: Mapping[str, Any]) -> int | None:
-        """Add the entries of a line. `name` is its id. If the line is a prompt, return the number of the prompt's
-        entry, otherwise None."""
+        """Add the entries of a line. `name` is the id of the line. If the line is a prompt, return the number of the
+        prompt's entry, otherwise None."""
         to = self._to
         match line.get("type"):
             case "message":
@@ -133,7 +133,7 @@ class _Tree:
 
     def _first_from(self, start: str, end: str) -> int | None:
         """Return the first entry in crow of the path from `start` to `end`, or None if `start` is not above `end`.
-        `start` itself may have become no entry, such as a change of the model."""
+        `start` itself may have no entry in crow, for example if it only changes the model."""
         found, name, seen = None, end, set[str]()
         while name not in seen and name in self._parents:
             seen.add(name)
