@@ -147,7 +147,8 @@ def _id_of(answer: int, index: int) -> int:
 def test_content_is_there_if_asked_for_and_masked() -> None:
     secret = "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56"
     call = ToolCall(id="c1", name="read_file", arguments=json.dumps({"path": "/home/anna/x", "key": secret}))
-    answer = Assistant(text=f"It is {secret}.", message_id="m", thought="Hm.", calls=(call,), finish="tool_calls")
+    said = f"It is {secret}. " * 3_000  # much shorter when masked
+    answer = Assistant(text=said, message_id="m", thought="Hm.", calls=(call,), finish="tool_calls")
     long = "moss " * 9_999 + secret  # the cut is in the middle of the secret
     entries = stored(
         (1, User(parts=(Text(text=f"Use {secret}, anna@example.org"),), message_id="m")),
