@@ -22,7 +22,7 @@ from crow.tools.truncate import OutputBuffer
 
 _MAX_RUNNING = 16
 _UNREAD_CHARS = 1_000_000
-"""Of more unread output, only the beginning and the end are kept."""
+"""If more output is unread, only its beginning and its end are kept."""
 END_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a job that the model ends."""
 _CLOSE_S = 0.3
@@ -31,12 +31,13 @@ _CLOSE_S = 0.3
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobLayer:
-    """The layer of a background command, and what was decided about the changes in it."""
+    """The layer of a background command, and the decisions about the changes in it."""
 
     layers: Layers
     layer: Layer
     plan: PlannedCall
-    """The command as it was allowed. The rules for this plan also decide about the changes."""
+    """The plan of the call that started the command, as it was allowed. The rules for this plan also decide about the
+    changes."""
     refused: Collection[object] = ()
     """The name and new state of each change that was refused, as the model was told."""
     gate: Gate | None = None
@@ -74,7 +75,7 @@ class Job:
     """The output that has arrived since the last read, and the report of `pipes`."""
     pipes: PipeStatuses
     own: JobLayer | None = None
-    """None if the command changes the workspace itself."""
+    """The command's layer. None if the command changes the workspace itself."""
     keys: KeySource = HiddenKeys
     told: anyio.Event = field(default_factory=anyio.Event)
     """Set once the model has been told that the command has ended."""
@@ -158,7 +159,7 @@ class Jobs:
         own: JobLayer | None = None,
     ) -> Job:
         """Run a command line in the background. If the command is confined, it cannot read the `excluded` files. With
-        a layer in `own`, its changes stay there; the layer is removed if the command cannot be started.
+        `own`, the command's changes stay in that layer; the layer is removed if the command cannot be started.
 
         :raises ~crow.domain.errors.ArgumentError: too many commands are running.
         :raises OSError: the command cannot be started.

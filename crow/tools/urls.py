@@ -45,8 +45,8 @@ another host."""
 def normalize_url(text: str) -> str:
     """Return the normal form of an http or https URL: scheme, host, port, path and query, without a fragment.
 
-    The normal form is plain ASCII. It is what is sent, unless the path has dot segments that only some servers resolve:
-    such a URL is refused.
+    The normal form is plain ASCII. Requests use exactly this form. A URL is refused if its path has dot segments that
+    only some servers resolve.
 
     :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """
@@ -77,7 +77,7 @@ def join_url(base: str, reference: str) -> str:
     """
     cleaned = _with_slashes(reference.strip(_EDGES).translate(_LINE_BREAKS))
     try:
-        # urljoin drops an empty part behind ";", which is sent in a whole URL.
+        # A whole URL does not go through urljoin, which would drop an empty part after ";".
         return normalize_url(cleaned if re.match("https?://", cleaned, re.IGNORECASE) else urljoin(base, cleaned))
     except ValueError:
         raise _not_a_url(reference, "") from None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Masked:
-    """Replaces each secret in a stream of bytes by asterisks, as many as it has bytes. It does no I/O.
+    """Replaces each byte of a secret in a stream of bytes by an asterisk. It does no I/O.
 
     If a piece ends with what may be the beginning of a secret, `feed` holds these bytes back until the next call.
     """

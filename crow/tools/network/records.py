@@ -161,7 +161,7 @@ class _Reader:
         return int.from_bytes(self.take(size))
 
     def vector(self, size: int) -> _Reader:
-        """Return what follows its own length, which has `size` bytes."""
+        """Read a length of `size` bytes, and return a reader for that many of the following bytes."""
         return _Reader(self.take(self.number(size)))
 
     def rest(self) -> bytes:
