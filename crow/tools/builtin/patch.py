@@ -1,4 +1,4 @@
-"""Reads patches in the form that models of OpenAI are trained to write, and git's form, into changes of files.
+"""Converts patches to changes of files. It reads the form that OpenAI's models are trained to write, and git's form.
 
 A patch names files in lines such as `*** Update File: a.py`. Below each, hunks begin with `@@`, and lines with a space,
 `-` or `+` are kept, removed or added. Slips are understood only where nothing else can be meant.
@@ -17,8 +17,7 @@ from crow.domain.text import shorten
 _MAX_LINES = 50_000
 _MAX_FILES = 200
 Mark: TypeAlias = Literal[" ", "-", "+", ""]
-"""What is done with a line. An empty mark means that the line has none: it is kept, and its first character is its
-own."""
+"""Says whether a line is kept (a space), removed or added. If the mark is empty, the line has no mark, and is kept."""
 
 _FILE = re.compile(r"\*{3} (Add|Update|Delete) File: ?(.*)")
 _MOVE = re.compile(r"\*{3} Move to: ?(.*)")
@@ -89,7 +88,7 @@ def parse_patch(text: str) -> tuple[FileChange, ...]:
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """Remove what stands around the patch: `*** Begin Patch` and `*** End Patch`, a code fence, and a here-document.
+    """Remove the lines around the patch: `*** Begin Patch` and `*** End Patch`, a code fence, and a here-document.
     Return the same list."""
 
     def strip() -> None:
@@ -134,7 +133,7 @@ def _joined(changes: Sequence[FileChange]) -> tuple[FileChange, ...]:
             numbered = tuple(replace(hunk, number=number) for number, hunk in enumerate(hunks, 1))
             found[change.path] = replace(known, hunks=numbered)
         else:
-            raise ArgumentError(f"the patch names {change.path} twice; say once what becomes of it")
+            raise ArgumentError(f"the patch names {change.path} twice; write all changes of a file in one section")
     return tuple(found.values())
 
 

@@ -323,7 +323,7 @@ def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, whe
     """Return the arguments, converted to the schema's types. Arguments that are null, or that the schema does not have,
     are left out. `where` is the path to a nested object.
 
-    :raises ~crow.domain.errors.ArgumentError: an argument is missing, or of another type.
+    :raises ~crow.domain.errors.ArgumentError: an argument is missing, or does not fit the schema.
     """
     properties: Mapping[str, Any] = schema["properties"]
     unknown = [name for name in given if name not in properties]
