@@ -100,8 +100,8 @@ def names_in(
     tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = _MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
     """Find the names of some files at or below `tops`. `wanted` maps the device and inode number of each file to the
-    number of names to look for. Return the names of each file that were found, by its device and inode number. Read at
-    most `limit` directory entries, in the order of `tops`."""
+    number of names to look for. Map the device and inode number of each file to the names that were found. Read at most
+    `limit` directory entries, in the order of `tops`."""
     found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
     numbers = {number for _, number in wanted}
     missing, left = sum(wanted.values()), limit

@@ -106,7 +106,8 @@ class GitFiles:
         return self.named(found) | own
 
     def around(self, path: str, roots: Sequence[str]) -> list[Repository]:
-        """Return the repositories around `path`, those around the roots, and those in the folders of the roots."""
+        """Return the repositories whose trees contain `path` or a root, and the repositories in the folders of the
+        roots."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
             found += [] if contains_any(root, [path]) else repositories_above(root)

@@ -72,7 +72,7 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     """
     declared = _META_CHARSET.search(data[:2_048]) if media in _HTML else None
     codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))
-    is_misread = not charset and codec.startswith(("utf_16", "utf_32"))  # a declaration in ASCII shows that it is wrong
+    is_misread = not charset and codec.startswith(("utf_16", "utf_32"))  # wrong, because the declaration was in ASCII
     if is_misread or data.startswith(b"\xef\xbb\xbf"):
         codec = "utf_8"
     text = data.decode(codec, "replace").removeprefix("\ufeff")

@@ -39,7 +39,7 @@ class JobLayer:
     """The plan of the call that started the command, as it was allowed. The rules for this plan also decide about the
     changes."""
     refused: Collection[object] = ()
-    """The name and new state of each change that was refused, as the model was told."""
+    """The changes that were refused, and that the model was told about: the name and the new state of each file."""
     gate: Gate | None = None
     """Decides which hosts the command may reach. If None, it reaches none."""
     lock: anyio.Lock = field(default_factory=anyio.Lock)

@@ -49,7 +49,7 @@ class OutputBuffer:
         self._dropped_lines += piece.count("\n")
 
     def text(self) -> str:
-        """Return the whole text. If a part of its middle was dropped, a marker stands there."""
+        """Return the whole text. If a part of its middle was dropped, a marker takes its place."""
         excess = self._tail_chars - self._half if self._dropped_chars else 0
         if excess > 0:  # drop the part of the oldest piece that is beyond the limit
             tail = "".join(self._tail)

@@ -35,10 +35,10 @@ _QUERY_CHARS = _PATH_CHARS | frozenset("?`^{}\\")
 _EDGES = "".join(map(chr, range(0x21)))
 _LINE_BREAKS = str.maketrans("", "", "\t\r\n")
 _MAX_DECODED = 5
-"""A path is decoded at most this often to find dot segments that are encoded several times."""
+"""A path is decoded at most this many times, to find dot segments that are encoded more than once."""
 
 _KEPT_BY_IDNA_2008 = frozenset("ßς")
-"""Letters that Python's codec, which follows IDNA 2003, replaces by other letters. A replaced letter would lead to
+"""Letters that Python's codec, which follows IDNA 2003, replaces with other letters. A replaced letter would lead to
 another host."""
 
 

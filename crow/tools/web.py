@@ -73,8 +73,8 @@ async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) 
 def may_follow(url: str, target: str, rules: UrlRules) -> bool:
     """Return whether a redirect may be followed without asking again. Both URLs are in normal form.
 
-    It must stay on the same host and must not go from https to http. The port may change only from http to https. The
-    target must be the same document, apart from a slash at the end of the path, or a rule must allow it.
+    The redirect must stay on the same host and must not go from https to http. The port may change only from http to
+    https. The target must be the same document, apart from a slash at the end of the path, or a rule must allow it.
     """
     before, after = urlsplit(url), urlsplit(target)
     is_upgrade = (before.scheme, after.scheme) == ("http", "https")

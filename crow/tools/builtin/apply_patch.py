@@ -56,7 +56,7 @@ _EDITS, _WRITES, _REMOVES = ("edit_file",), ("write_file",), ("edit_file", "writ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FilePlan:
-    """What a patch does with one file."""
+    """The planned change of one file."""
 
     target: PathTarget
     equivalents: tuple[str, ...]

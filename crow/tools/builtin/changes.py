@@ -116,10 +116,10 @@ async def _keep(invocation: ToolInvocation, layers: Layers, layer: Layer, change
 
 @asynccontextmanager
 async def undoable(invocation: ToolInvocation, *, is_needed: bool) -> AsyncIterator[list[str]]:
-    """Make the changes of a command that runs in the workspace itself, not in a layer, undoable. The command must run
-    inside of this context. With `is_needed`, the state of the workspace is saved first, and the changes are stored when
-    the command has ended. If the command is cancelled, they are not stored. After the block, the list has the sentences
-    for the model about changes that cannot be undone.
+    """Make it possible to undo the changes of a command that runs without a layer. The command must run inside this
+    context. With `is_needed`, the state of the workspace is saved first, and the changes are stored when the command
+    has ended. If the command is cancelled, they are not stored. After the block, the list has the sentences for the
+    model about changes that cannot be undone.
     """
     layers, words = invocation.context.workspace.layers, list[str]()
     if layers is None or not is_needed:

@@ -169,7 +169,8 @@ def _merged_body(old: str, actual: str, new: str) -> str:
         raise Unclear("a line of the file differs in characters that look alike")
 
     def index_of(place: int) -> int:
-        """Return the index of the first compared character at `place` in `old` or after it."""
+        """Return the index of the first character at or after `place` in `old`, among the characters that are
+        compared."""
         index = bisect_left(old_places, place)
         is_between = index < len(old_places) and not fold(old[place : old_places[index]])
         # One character of the file may stand for several of old_text. It cannot be kept in part.

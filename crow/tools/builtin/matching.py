@@ -192,7 +192,7 @@ def _check_edges(text: str, at: int, wanted: str, given: str, name: str) -> None
     """Check that an edit does not write a part of a line twice, as it would if `wanted`, the old text, is only a part
     of a line and `given`, the new text, has the whole line.
 
-    :raises ~crow.domain.errors.ArgumentError: a part would stand there twice. The message shows the whole lines.
+    :raises ~crow.domain.errors.ArgumentError: a part would be written twice. The message shows the whole lines.
     """
     stop = at + len(wanted)
     line_end = text.find("\n", stop)
@@ -206,7 +206,7 @@ def _check_edges(text: str, at: int, wanted: str, given: str, name: str) -> None
     else:
         return
     raise ArgumentError(
-        f"old_text {where} within a line, and new_text has the rest of it, {quote(twice)}, which would stand there "
+        f"old_text {where} within a line, and new_text has the rest of it, {quote(twice)}, which would be written "
         f"twice; write whole lines. {name} has:\n{_matched_lines(text, at, wanted)}"
     )
 

@@ -180,7 +180,7 @@ def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str =
 def applied_at(lines: Lines, new: str, old: str) -> tuple[int, int] | None:
     """Return the indexes of the first and last line of `new` in the file if the edit from `old` to `new` was probably
     already made: `new` is long enough, and occurs once. Otherwise return None. An edit that removes lines was not made
-    if one of them still stands beside the place."""
+    if one of these lines is still beside the place."""
     wanted = [fold(line) for line in new.strip("\n").split("\n")]
     if len("".join(wanted)) < _MIN_APPLIED_CHARS:
         return None
@@ -313,9 +313,9 @@ def _explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str
     if mine == theirs:
         return ["its lines are indented in another way"]
     if mine != theirs and _FORMAT.sub("", "".join(mine)) == _FORMAT.sub("", "".join(theirs)):
-        return ["it stands there with other line breaks, commas, quotes or brackets, as after a formatter"]
+        return ["it differs there in line breaks, commas, quotes or brackets, as after a formatter"]
     if sorted(filter(None, mine)) == sorted(filter(None, theirs)):
-        return ["its lines stand there in another order"]
+        return ["its lines are in another order there"]
     causes: list[str] = []
     for step, from_mine, to_mine, from_theirs, to_theirs in SequenceMatcher(
         None, mine[:400], theirs[:400], autojunk=False

@@ -55,7 +55,7 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """What a patch does with one file."""
+    """The change that a patch makes to one file."""
 
     action: Literal["add", "update", "delete"]
     path: str

@@ -67,7 +67,7 @@ class _Match:
     first: int
     """The index of the first line in the file."""
     lines: tuple[HunkLine, ...]
-    """The lines of the hunk, without a slip that was undone."""
+    """The lines of the hunk. If they had a slip, it is undone here."""
     indents: Indents
     """Converts the indentation of the hunk to that of the file."""
     is_exact: bool = True

@@ -1,4 +1,4 @@
-"""What the model knows of the files that it has read or written."""
+"""Remembers which lines of which files the model has read or written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from crow.tools.in_context import CallPart, InContext, always
 
 _MAX_CHARS = 1_000_000
+"""A longer text is remembered only by its fingerprint."""
 _MAX_ALL_CHARS = 8_000_000
-"""A text with more than `_MAX_CHARS` is remembered only by its fingerprint. If all texts together have more characters
-than this, the same goes for the ones that were noted longest ago."""
+"""If all texts together are longer, those that were noted longest ago are remembered only by their fingerprints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _SeenLines:
 
 @dataclass(slots=True)
 class _SeenFile:
-    """What is known of one file."""
+    """The lines of one file that the model knows."""
 
     fingerprint: tuple[int, int]
     """The length and the hash of the text that was noted last."""
@@ -129,8 +129,8 @@ def line_count(text: str) -> int:
 
 
 def changed_ranges(old: str, new: str) -> tuple[range, range]:
-    """Return the lines of `old`, counted from 0, outside of which nothing differs from `new`, and the lines of `new`
-    that are in their place. Either range may be empty."""
+    """Return the range of lines of `old`, counted from 0, that contains all differences from `new`, and the range of
+    lines of `new` that takes its place. Either range may be empty."""
     before, after = old.split("\n"), new.split("\n")
     shorter = min(len(before), len(after))
     first = next((at for at in range(shorter) if before[at] != after[at]), shorter)

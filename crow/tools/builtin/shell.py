@@ -31,7 +31,7 @@ _DEFAULT_ACCESS: CommandAccess = "read"
 _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_COMMAND_BYTES = 125_000
-"""Linux accepts no argument of 131,072 bytes. Crow adds some text to the command line."""
+"""Linux accepts no argument of 131,072 bytes or more, and crow adds some text to the command line."""
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
 """How long the start of a background command waits for its first output, in seconds. Most errors come within this

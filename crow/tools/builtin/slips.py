@@ -30,8 +30,8 @@ class Meant:
 
 
 def without_slips(old: str, new: str) -> Iterator[Meant]:
-    """Yield the texts without each slip that they have, the most certain slip first. If the old and the new text would
-    be the same, they are left out."""
+    """For each slip that the texts have, yield the texts without it, the most certain slip first. If the old and the
+    new text would then be the same, they are left out."""
     for slip in _SLIPS:
         for meant in slip(old, new):
             if meant.old and meant.old != meant.new:

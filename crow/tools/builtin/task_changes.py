@@ -37,7 +37,7 @@ _NO_LAYERS = (
 
 
 async def _open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> ChildLayer | None:
-    """Open the layer of a subagent. Return None if it has no layer and `is_new` is false.
+    """Open the layer of a subagent. If there is none, create it if `is_new` is set, otherwise return None.
 
     :raises ~crow.domain.errors.ArgumentError: there are no layers here, or the layer cannot be used.
     """

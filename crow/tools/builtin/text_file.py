@@ -45,7 +45,8 @@ class TextFile:
     def encode(self, text: str, what: str) -> bytes:
         """Return `text` in the encoding of this file.
 
-        :raises ~crow.domain.errors.ArgumentError: the encoding does not have a character; the message names `what`.
+        :raises ~crow.domain.errors.ArgumentError: the encoding does not have a character of `text`; the message names
+            `what`.
         """
         try:
             return text.encode(self.encoding, "surrogateescape" if self.encoding == "utf-8" else "strict")

@@ -16,7 +16,7 @@ class Masked:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the body, and return what may be passed on."""
+        """Take a piece of the body, and return the bytes that may be passed on."""
         data = self.whole(self._held + data)
         held = max((_begun(data, secret) for secret in self._secrets), default=0)
         self._held = data[len(data) - held :]

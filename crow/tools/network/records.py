@@ -36,7 +36,7 @@ class ClientRecords:
         """Whether the first ClientHello was checked."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what the client has sent, and return what may be forwarded.
+        """Take bytes from the client, and return the bytes that may be forwarded.
 
         :raises ~crow.domain.errors.ArgumentError: this is not TLS, or it names another host.
         """
