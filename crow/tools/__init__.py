@@ -24,8 +24,8 @@ from crow.tools.tasks import Task as Task
 from crow.tools.urls import NO_URL_RULES, UrlRules
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
-With `external`, the call runs a tool of an MCP server and may affect anything."""
+"""What a call may affect. With `none`, the call affects nothing outside the session: for example, it only changes the
+plan. With `external`, the call runs a tool of an MCP server and may affect anything."""
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, and `full` is not confined. By
@@ -460,7 +460,7 @@ class Workspace(Protocol):
         network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
-        cannot read the `excluded` files. With a `layer`, its changes of files in the workspace stay in the layer. With
+        cannot read the `excluded` files. With a `layer`, its changes to files in the workspace stay in the layer. With
         a `network`, a confined command reaches the hosts that the network allows, if the sandbox can do that.
 
         Return the exit code, and the text that the command wrote to standard output and standard error, in the order

@@ -102,7 +102,8 @@ class _ChildLayers(Layers):
 
 
 class _IsolatedWorkspace:
-    """A :class:`crow.tools.Workspace` whose files are those of a layer. `workspace` is the workspace below it."""
+    """A :class:`crow.tools.Workspace` whose files are those of a layer. `workspace` is the workspace below the
+    layer."""
 
     def __init__(self, workspace: Workspace, child: ChildLayer) -> None:
         self._workspace = workspace

@@ -145,8 +145,8 @@ class Jobs:
         self._workspace = workspace
         self._keys = keys
         self._jobs: dict[str, Job] = {}
-        self._started = 0  # all commands so far, for their names
-        self._starting = 0  # the commands that `start` is about to start
+        self._started = 0  # how many commands were started so far; this makes their ids unique
+        self._starting = 0  # how many commands `start` is about to start
         self._has_started = anyio.Event()  # set while a command may be running
         self._watching = anyio.CancelScope()
         self._tasks: TaskGroup | None = None  # the tasks of `watch`

@@ -70,8 +70,8 @@ def make_owned(directory: Path) -> int:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether a process is making or removing a directory now. After an hour, the process that did this counts
-    as killed."""
+    """Return whether a process is making or removing a directory now. After an hour, this process counts as killed, and
+    the result is False."""
     if not path.name.startswith(("new-", "gone-")):
         return False
     try:

@@ -212,8 +212,8 @@ def _ipv4(labels: list[str]) -> str:
 
 
 def _path(text: str) -> tuple[str, bool]:
-    """Return the path in normal form, and whether it is clear: whether no server could read one of its segments as `.`
-    or `..`."""
+    """Return the path in normal form, and whether it is clear, that is, whether no server could read one of its
+    segments as `.` or `..`."""
     path = _without_dots(_encoded(text or "/", _PATH_CHARS))
     forms = _decodings(path)
     segments = (segment.partition(";")[0] for form in forms for segment in re.split(r"[/\\]", form))
@@ -221,7 +221,7 @@ def _path(text: str) -> tuple[str, bool]:
 
 
 def _decodings(path: str) -> list[str]:
-    """Return the path, then what remains after decoding it once, twice and so on, until nothing changes."""
+    """Return the path as it is, decoded once, decoded twice and so on, until decoding changes nothing."""
     forms = [path]
     while len(forms) <= _MAX_DECODED and (decoded := unquote(forms[-1])) != forms[-1]:
         forms.append(decoded)

@@ -51,7 +51,7 @@ def as_shown(output: str) -> str:
         else:
             shown += [line, f"[the line above came {count:,} times in a row]"]
     if _REDRAWN.search(output):
-        shown.append("[of lines drawn again after \\r, only the last state is shown]")
+        shown.append("[lines drawn again after \\r are shown only in their last state]")
     return "\n".join(shown)
 
 

@@ -114,7 +114,7 @@ def _unwrapped(lines: list[str]) -> list[str]:
         del lines[-1]
     for line in lines:
         if line.rstrip() in (_BEGIN, _END):  # with a space in front, it is a kept line of a file
-            raise ArgumentError(f"`{line.strip()}` stands in the middle of the patch; send one patch with all files")
+            raise ArgumentError(f"`{line.strip()}` is in the middle of the patch; send one patch with all files")
     return lines
 
 
@@ -315,7 +315,7 @@ def _hunks(path: str, body: Sequence[str]) -> tuple[Hunk, ...]:
             is_at_end = True
             continue
         if text.startswith("*** "):
-            raise ArgumentError(f"the patch has the line {_shown(text)} for {path}, which is not known")
+            raise ArgumentError(f"the patch has an unknown line for {path}: {_shown(text)}")
         if text == _NO_NEWLINE:
             continue
         if text.startswith("@@"):

@@ -313,7 +313,7 @@ def filter_names(names: list[str], glob: str) -> list[str]:
     glob_here = glob.removeprefix(f"{normalize('NFC', os.getcwd())}/")
     try:
         expression = re.compile(glob_expression(glob_here))
-    except re.error:  # such as `[user-id]`, the name of a directory
+    except re.error:  # `[user-id]` is a usual name of a directory, but `r-i` is not a valid range of characters
         expression = re.compile(glob_expression(glob_here.replace("[", "[[]")))
 
     def matches(name: str) -> bool:

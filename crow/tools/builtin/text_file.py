@@ -53,8 +53,8 @@ class TextFile:
         except UnicodeEncodeError as error:
             character = text[error.start]
             raise ArgumentError(
-                f"{what} has {character!r} (U+{ord(character):04X}), which {self.encoding}, the encoding of the file, "
-                "does not have; write it in another way"
+                f"{what} has {character!r} (U+{ord(character):04X}), but the encoding of the file, {self.encoding}, "
+                "does not have this character; write it in another way"
             ) from None
 
 

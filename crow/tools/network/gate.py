@@ -14,7 +14,7 @@ _MAX_HOSTS = 200
 """After this many decisions, a command reaches no further hosts."""
 _MAX_SHOWN = 5
 _PRIVATE = (
-    "is an address or a name of a private network; the user can allow it by its name alone, with a rule such as "
+    "is an address or a name of a private network; the user can allow it only with a rule that names it, such as "
     "network({host}) in config.toml under [permissions]"
 )
 

@@ -468,7 +468,8 @@ def _failed_handshake(error: Exception) -> str:
             "the program does not trust the certificate with which crow adds the user's credential; it may ignore "
             "$SSL_CERT_FILE"
         )
-    return f"no TLS connection with HTTP/1.1 to exactly this host: {reason or 'the program ended it'}"
+    cause = reason or "it ended the connection"
+    return f"the program did not begin TLS with HTTP/1.1 and the name of exactly this host: {cause}"
 
 
 def _check_version(request: h11.Request) -> None:
