@@ -24,8 +24,8 @@ from crow.tools.tasks import Task as Task
 from crow.tools.urls import NO_URL_RULES, UrlRules
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
-With `external`, the call runs a tool of an MCP server and may affect anything."""
+"""What a call may affect. With `none`, the call affects nothing outside the session: for example, it only changes the
+plan. With `external`, the call runs a tool of an MCP server and may affect anything."""
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, and `full` is not confined. By
@@ -51,7 +51,7 @@ class SandboxStatus:
     writable: tuple[str, ...] = ()
     """Additional directories that commands can change, from the user's settings."""
     withheld: tuple[str, ...] = ()
-    """The names of variables that no command gets, because they hold secrets, without those of endpoints."""
+    """The environment variables that no command gets, because they hold secrets other than keys of endpoints."""
 
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
@@ -113,7 +113,7 @@ class Coverage:
     """What a permanent permission would cover in addition to the tool's name, such as the command line of `shell` or
     the URL of `fetch`. None if it would cover only the name."""
     wider_arguments: tuple[str, ...] = ()
-    """If the call asks once, an allow rule about one of these also covers it."""
+    """If `asks_once` is set, an allow rule about one of these also covers the call."""
     narrower_arguments: tuple[str, ...] = ()
     """A deny rule about one of these also covers the call."""
     asks_once: bool = False
@@ -122,17 +122,17 @@ class Coverage:
     rule_tool: str | None = None
     """The tool whose rules apply, if that is not the called tool."""
     inner_arguments: str | None = None
-    """The arguments that the call passes on to `rule_tool`, if all that it does is to call this tool."""
+    """The arguments that the call passes on to `rule_tool`, if the call does nothing else."""
     like: tuple[str, ...] = ()
     """Other tools that together would do the same as the call. A deny rule about one of them also covers the call.
-    Allow rules cover it if they cover all of these tools."""
+    Allow rules cover the call if they cover all of these tools."""
     is_read_only: bool = False
     """The tool belongs to an MCP server, and the user's configuration says that it only reads."""
     fingerprint: str = ""
     """A hash of the called MCP tool's title, description and schema. An answer "always" holds only for this
     fingerprint."""
     definition: str = ""
-    """The title, description and schema as text, perhaps cut."""
+    """The title, description and schema of that tool as text, which may be cut."""
 
 
 _NOTHING_TOUCHED = Touched()
@@ -148,9 +148,9 @@ class PlannedCall:
     review_text: str = ""
     """The text that the user should read before they answer."""
     access: Access
-    """What the call needs."""
+    """What the call may affect."""
     command_access: CommandAccess | None = None
-    """What the kernel will let a command do. `full` if nothing confines commands, None for other calls."""
+    """The access that the kernel gives to the command. `full` if nothing confines it, None if there is no command."""
     requested_access: CommandAccess | None = None
     """The access that the model asked for."""
     touched: Touched = _NOTHING_TOUCHED
@@ -173,8 +173,8 @@ class PlannedCall:
     is_followed: bool = False
     """A later call of the same step also changes files, so the user's checks wait; the agent sets this value."""
     changed: tuple[str, ...] = ()
-    """Not empty only in the plan for a decision about the changes in a layer, after the command has run: the absolute
-    paths of the files that it changed there."""
+    """The absolute paths of the files that a command has changed in its layer. Set only in a plan that is made after
+    the command has run, for the decision about these changes."""
     silently_changed: tuple[str, ...] = ()
     """The other changed files, which git ignores. Nobody is asked about them; only deny rules use these paths."""
     changed_below: str = ""
@@ -256,18 +256,18 @@ class Toolbox(Protocol):
         tools."""
 
     def isolated(self, task_id: str) -> AbstractAsyncContextManager[Toolbox]:
-        """Open the built-in tools for a subagent, which then works in a layer of its own. Close them in the same task.
+        """Open the built-in tools for a subagent that works in its own layer. Close them in the task that opened them.
 
-        :raises ~crow.domain.errors.ArgumentError: there are no layers here, or its layer cannot be used.
+        :raises ~crow.domain.errors.ArgumentError: this workspace has no layers, or the subagent's layer cannot be used.
         """
 
     async def changes_of(self, task_id: str) -> str:
-        """Tell the model what a subagent has changed in its layer. :raises ~crow.domain.errors.ArgumentError: its
-        layer cannot be used."""
+        """Return a text for the model about the changes of a subagent in its layer. :raises
+        ~crow.domain.errors.ArgumentError: the layer cannot be used."""
 
     def narrowed(self, names: Collection[str]) -> Toolbox:
-        """Return this toolbox with only the tools of these names, which may be deferred. Tools that find and call
-        deferred ones are added if they are needed."""
+        """Return a toolbox with only the tools of these names. If some of these tools are deferred, it also has the
+        tools with which the model finds and calls deferred tools."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """Return the session's MCP servers."""
@@ -460,8 +460,8 @@ class Workspace(Protocol):
         network: CommandNetwork | None = None,
     ) -> tuple[int | None, str]:
         """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
-        cannot read the `excluded` files. With a `layer`, the files that it changes in the workspace stay there. With a
-        `network`, a confined command reaches the hosts that this allows, where the sandbox can do that.
+        cannot read the `excluded` files. With a `layer`, its changes to files in the workspace stay in the layer. With
+        a `network`, a confined command reaches the hosts that the network allows, if the sandbox can do that.
 
         Return the exit code, and the text that the command wrote to standard output and standard error, in the order
         of arrival. If the command timed out and was killed, the code is None. If a signal ended the command, the code
@@ -485,9 +485,9 @@ class Workspace(Protocol):
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program that the user configured, such as a hook, in cwd and with `data` as its input. The program is
-        not confined. Its environment contains the user's other secrets, but no endpoint keys. In its output, the keys
-        and these secrets are masked. If `argv` names the program without a directory, the program is looked up on PATH,
-        but not in the workspace.
+        not confined. Its environment contains no endpoint keys, but may contain other secrets of the user. All of these
+        are masked in its output. If `argv` names the program without a directory, the program is looked up on PATH, but
+        not in the workspace.
 
         At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program
         leaves running are ended. If the call is cancelled, the program is ended in the same way as a command.
@@ -549,7 +549,7 @@ class RecallQuery:
     words: str = ""
     """Find the entries that contain all of these words."""
     entry: int | None = None
-    """The id of an entry to read. If `words` are given too, find the places in it where one of them occurs."""
+    """The id of an entry to read. With `words`, find the places in this entry where one of the words occurs."""
     session: str | None = None
     """If given, only this session is searched."""
     scope: RecallScope = "this"
@@ -578,12 +578,12 @@ class Log(Protocol):
 
 
 class ChangeReviewer(Protocol):
-    """Decides about what commands have changed in a layer, and about the hosts that they may reach."""
+    """Decides about the changes that commands have made in layers, and about the hosts that commands may reach."""
 
     async def review(self, call_id: str, changes: Changes, command: PlannedCall | None = None) -> str:
         """Decide whether the changes that a command made in a layer are kept, and ask the user where needed. Return an
         empty string if they are kept, otherwise the reason for the model. `call_id` is the call that asks. If an
-        earlier call started the command, `command` is its plan."""
+        earlier call started the command, `command` is the plan of that call."""
 
     async def review_host(self, call_id: str, host: Host, use: Use | None = None) -> HostVerdict:
         """Decide whether the command of a call may reach a host and use the user's credential there, and ask the user
@@ -591,7 +591,7 @@ class ChangeReviewer(Protocol):
 
     async def decide_host(self, command: PlannedCall, host: Host, use: Use | None = None) -> HostVerdict:
         """Decide whether a background command, whose plan is `command`, may reach a host and use the user's credential
-        there. Nobody is asked: what would need a question is refused."""
+        there. The user is not asked: if a question would be needed, the answer is a refusal."""
 
 
 class Plan(Protocol):
@@ -697,4 +697,4 @@ class Ports:
     background: BackgroundWatcher | None = None
     """If None, the model is not told when a background command ends."""
     in_context: InContext | None = always
-    """Says what the model still gets of the files that it has read or written. If None, it knows all files."""
+    """Tells whether the model still gets the calls that read or wrote files. If None, the model knows all files."""

@@ -22,9 +22,9 @@ _MAX_LINK_ENTRIES = 100_000
 _MAX_NAMES = 10_000
 """In larger directories, names are not compared."""
 _MAX_RESPELLED = 40
-"""At most this many names of one path are replaced, because links may lead back to them without end."""
+"""At most this many names in one path are replaced, because links may lead back to a replaced name without end."""
 _MAX_TRIES = 3
-"""How often a path is opened, if it leads elsewhere at the first try."""
+"""How many times opening a path is tried, if the path leads elsewhere at the first try."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | _NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
@@ -100,8 +100,8 @@ def names_in(
     tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = _MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
     """Find the names of some files at or below `tops`. `wanted` maps the device and inode number of each file to the
-    number of names to look for. Return the names that were found by these numbers. Read at most `limit` directory
-    entries, in the order of `tops`."""
+    number of names to look for. Map the device and inode number of each file to the names that were found. Read at most
+    `limit` directory entries, in the order of `tops`."""
     found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
     numbers = {number for _, number in wanted}
     missing, left = sum(wanted.values()), limit
@@ -205,8 +205,8 @@ def remove_file(path: Path) -> None:
 
 def _write_new_file(name: str, model: str, folder: int | None, data: bytes, mode: int | None) -> None:
     """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner.
-    Otherwise the file gets the permission bits `mode`, if given. Both names are in `folder`, or paths if
-    that is None."""
+    Otherwise the file gets the permission bits `mode`, if given. `name` and `model` are names in `folder`, or paths if
+    `folder` is None."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -4,8 +4,8 @@ These are hooks, the scripts that hooks call, settings files and what they inclu
 such as aliases, filters and editors. A tool that changes one of these files makes git run other code, so
 :mod:`crow.tools.protection` protects them.
 
-Git's own files are read here, because starting git in a hostile repository could already run something. Conditions of
-includes are not evaluated: a file that git might include counts as included.
+This module reads git's files itself, because starting git in a hostile repository could already run something.
+Conditions of includes are not evaluated: a file that git might include counts as included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SETTLED_NS = 50_000_000
 """A folder that changed less than this long ago is read again, because some clocks advance in steps."""
 
 _MAX_WORDS = 64
-"""Of a command line, at most this many words are looked at."""
+"""At most this many words of a command line are looked at."""
 _MAX_LINKS = 40
 _MAX_LINES = 500
 
@@ -106,7 +106,8 @@ class GitFiles:
         return self.named(found) | own
 
     def around(self, path: str, roots: Sequence[str]) -> list[Repository]:
-        """Return the repositories around `path`, those around the roots, and those in the folders of the roots."""
+        """Return the repositories whose trees contain `path` or a root, and the repositories in the folders of the
+        roots."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:
             found += [] if contains_any(root, [path]) else repositories_above(root)
@@ -231,7 +232,7 @@ def repositories_above(folder: str) -> Iterator[Repository]:
 
 
 def find_repository(folder: str) -> Repository | None:
-    """Return the repository of a worktree with this folder at its top, or of a bare repository in this folder."""
+    """Return the repository whose worktree has this folder as its top, or the bare repository in this folder."""
     place = os.path.join(folder, ".git")
     if os.path.isdir(place):
         return _repository_at(os.path.realpath(place), folder)
@@ -276,7 +277,7 @@ def _first_line(file: str) -> str:
 
 
 def _link_targets(path: str) -> Iterator[str]:
-    """Yield where a link leads, and all links on the way. For a folder, also yield where the links in it lead."""
+    """Yield the target of a link, and all links on the way to it. For a folder, also yield those of each link in it."""
     if os.path.islink(path):
         yield from steps(path)
     with suppress(OSError), os.scandir(path) as entries:
@@ -286,7 +287,8 @@ def _link_targets(path: str) -> Iterator[str]:
 
 
 def steps(path: str) -> Iterator[str]:
-    """Return the links that the system follows to open a path, and where it arrives. `path` is absolute."""
+    """Return the links that the system follows to open a path, and then the path with links resolved. `path` is
+    absolute."""
     place, waiting, links = os.sep, [*reversed(path.split(os.sep))], 0
     while waiting:
         part = waiting.pop()
@@ -316,8 +318,9 @@ def _link_target(path: str) -> str:
 
 
 def _hooks_in(place: str, top: str) -> Iterator[str]:
-    """Return the paths to protect if `place` is git's folder of hooks. This is the whole folder, because hooks call
-    other files in it. If the folder contains the worktree, only the hooks themselves are returned."""
+    """Return the paths to protect if `place` is git's folder of hooks. The whole folder is returned, because hooks call
+    other files in it. But if the folder contains the worktree, only the hooks themselves are returned. The targets of
+    links are returned, too."""
     if (top + os.sep).startswith(place.rstrip(os.sep) + os.sep):
         yield from (os.path.join(place, hook) for hook in _HOOKS)
     else:
@@ -326,7 +329,8 @@ def _hooks_in(place: str, top: str) -> Iterator[str]:
 
 
 def _places(value: str, bases: Sequence[str]) -> Iterator[str]:
-    """Return the paths that a value may mean, relative to each of the folders `bases`. See `steps`."""
+    """Return the paths that a value may mean if it is relative to one of the folders `bases`, with all links on the
+    way: see `steps`."""
     value = os.path.expanduser(value)
     if value and "\0" not in value:
         for base in bases:
@@ -342,13 +346,15 @@ def _named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterato
 
 
 def _command_line(value: str) -> str:
-    """Return a command line in git's settings, with the folder where git starts it as `.`."""
+    """Return a command line in git's settings, with `.` for the folder where git starts it, and with the user's home
+    directory filled in."""
     line = _HOME_OF_REPOSITORY.sub(".", value.removeprefix("!"))
     return _HOME_OF_USER.sub(lambda _: os.path.expanduser("~"), line)
 
 
 def _modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
-    """Return the files of the modules that `python -m` would run: it first looks in the folder where it starts."""
+    """Return the files of the modules that `python -m` would run. Python first looks for them in the folder where it
+    starts."""
     for module in _MODULE.findall(line):
         parts = module.split(".")
         for count in range(1, len(parts) + 1):
@@ -433,7 +439,8 @@ _USUAL_STRATEGIES = frozenset({b"ort", b"recursive", b"resolve", b"octopus", b"o
 
 
 def commands_in(name: str, content: bytes | None) -> frozenset[bytes]:
-    """Return the lines of a file in which git keeps an unfinished rebase, if git would run them.
+    """Return those lines of a file that git would run later. The file belongs to an unfinished rebase or another
+    unfinished operation.
 
     `name` is the name of the file. Lines of a `git-rebase-todo` that pick commits are left out. A file whose content is
     not known counts as one unknown command.
@@ -450,4 +457,4 @@ def commands_in(name: str, content: bytes | None) -> frozenset[bytes]:
 
 
 UNFINISHED = {"rebase-merge": ("git-rebase-todo", "strategy"), "sequencer": ("opts",)}
-"""Folders in which git keeps what it has not finished, with the files whose lines it would run later."""
+"""Folders in which git keeps unfinished operations, with the files in them whose lines git would run later."""

@@ -63,8 +63,8 @@ _AFTER = dict.fromkeys((*(_BLOCKS - {"tr"}), *_HEADINGS), "\n\n")
 
 
 def document_text(data: bytes, media: str, charset: str) -> str:
-    """Return the text of a document in its most readable form. `media` and `charset` are what the server declared; each
-    may be empty.
+    """Return the text of a document in its most readable form. `media` is the media type and `charset` the charset that
+    the server declared; each may be empty.
 
     As in browsers, a byte order mark of UTF-8 counts more than `charset`, and `charset` more than the page's own
     declaration. If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be
@@ -72,7 +72,7 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     """
     declared = _META_CHARSET.search(data[:2_048]) if media in _HTML else None
     codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))
-    is_misread = not charset and codec.startswith(("utf_16", "utf_32"))  # a declaration in ASCII can be none of these
+    is_misread = not charset and codec.startswith(("utf_16", "utf_32"))  # wrong, because the declaration was in ASCII
     if is_misread or data.startswith(b"\xef\xbb\xbf"):
         codec = "utf_8"
     text = data.decode(codec, "replace").removeprefix("\ufeff")

@@ -17,10 +17,10 @@ class CallPart:
 
 InContext: TypeAlias = Callable[[CallPart, str], bool]
 """A function that returns whether the model gets this part of a call whole. It does not if the part was shortened,
-hidden, compacted or undone, or belongs to another agent. The second argument is the id of a call of the model that is
-meant. If it is empty, the model of any agent of the session is meant."""
+hidden, compacted or undone, or belongs to another agent. The second argument is the id of any call of the agent whose
+model is meant. If it is empty, the models of all agents of the session are meant."""
 
 
 def always(_part: CallPart, _reader: str) -> bool:
-    """Return True: nothing that the model has got is ever taken from it. This is an `InContext`."""
+    """Return True. This is the `InContext` for a model that keeps all parts of all calls."""
     return True

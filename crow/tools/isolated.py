@@ -1,7 +1,8 @@
 """The workspace of a subagent that works in a layer of its own.
 
-Its commands run in the layer, one at a time, each with a mount of its own: a mounted overlay would not show what others
-change in the workspace meanwhile. The built-in tools read and write the same files without a mount.
+The subagent's commands run in the layer, one at a time. The layer is mounted again for each of them, because a mounted
+overlay does not show what others change in the workspace meanwhile. The built-in tools read and write the same files
+without a mount.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _ChildLayers(Layers):
     """Gives all commands and edits of a subagent the same layer, one at a time. Their changes stay in the layer.
 
     `open` gives the layer to one command, and `drop` takes it back. After each command, the child layer notes its
-    state. After a cancelled command, which may still write, this waits until the next `open`.
+    state. A cancelled command may still be writing, so the state after it is noted only at the next `open`.
     """
 
     def __init__(self, child: ChildLayer, workspace: Workspace) -> None:
@@ -101,7 +102,8 @@ class _ChildLayers(Layers):
 
 
 class _IsolatedWorkspace:
-    """A :class:`crow.tools.Workspace` whose files are those of a layer. `workspace` is the workspace below it."""
+    """A :class:`crow.tools.Workspace` whose files are those of a layer. `workspace` is the workspace below the
+    layer."""
 
     def __init__(self, workspace: Workspace, child: ChildLayer) -> None:
         self._workspace = workspace
@@ -109,7 +111,7 @@ class _IsolatedWorkspace:
         self.layers: _ChildLayers = _ChildLayers(child, workspace)
         """See :meth:`crow.tools.Workspace.layers`."""
         self.is_bounded = True
-        """See :meth:`crow.tools.Workspace.is_bounded`. What is outside the workspace is outside the layer, too."""
+        """See :meth:`crow.tools.Workspace.is_bounded`. A file outside the workspace is outside the layer, too."""
         self.cwd = workspace.cwd
         self.directories = workspace.directories
         self.contains = workspace.contains
@@ -140,7 +142,7 @@ class _IsolatedWorkspace:
 
     def resolve(self, path: str) -> Path:
         """See :class:`crow.tools.Workspace`."""
-        outside = self._workspace.resolve(path)  # refuses what is no path
+        outside = self._workspace.resolve(path)  # raises an error for an invalid path
         try:
             found = self._view.resolve(self.cwd / path)
             if str(found).isascii() or self._view.locate(found) is not None:

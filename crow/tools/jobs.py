@@ -22,7 +22,7 @@ from crow.tools.truncate import OutputBuffer
 
 _MAX_RUNNING = 16
 _UNREAD_CHARS = 1_000_000
-"""Of more unread output, only the beginning and the end are kept."""
+"""If more output is unread, only its beginning and its end are kept."""
 END_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a job that the model ends."""
 _CLOSE_S = 0.3
@@ -31,14 +31,15 @@ _CLOSE_S = 0.3
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobLayer:
-    """The layer of a background command, and what was decided about the changes in it."""
+    """The layer of a background command, and the decisions about the changes in it."""
 
     layers: Layers
     layer: Layer
     plan: PlannedCall
-    """The command as it was allowed. The rules for this plan also decide about the changes."""
+    """The plan of the call that started the command, as it was allowed. The rules for this plan also decide about the
+    changes."""
     refused: Collection[object] = ()
-    """The name and new state of each change that was refused, as the model was told."""
+    """The changes that were refused, and that the model was told about: the name and the new state of each file."""
     gate: Gate | None = None
     """Decides which hosts the command may reach. If None, it reaches none."""
     lock: anyio.Lock = field(default_factory=anyio.Lock)
@@ -74,7 +75,7 @@ class Job:
     """The output that has arrived since the last read, and the report of `pipes`."""
     pipes: PipeStatuses
     own: JobLayer | None = None
-    """None if the command changes the workspace itself."""
+    """The command's layer. None if the command changes the workspace itself."""
     keys: KeySource = HiddenKeys
     told: anyio.Event = field(default_factory=anyio.Event)
     """Set once the model has been told that the command has ended."""
@@ -144,8 +145,8 @@ class Jobs:
         self._workspace = workspace
         self._keys = keys
         self._jobs: dict[str, Job] = {}
-        self._started = 0  # all commands so far, for their names
-        self._starting = 0  # the commands that `start` is about to start
+        self._started = 0  # how many commands were started so far; this makes their ids unique
+        self._starting = 0  # how many commands `start` is about to start
         self._has_started = anyio.Event()  # set while a command may be running
         self._watching = anyio.CancelScope()
         self._tasks: TaskGroup | None = None  # the tasks of `watch`
@@ -158,7 +159,7 @@ class Jobs:
         own: JobLayer | None = None,
     ) -> Job:
         """Run a command line in the background. If the command is confined, it cannot read the `excluded` files. With
-        a layer in `own`, its changes stay there; the layer is removed if the command cannot be started.
+        `own`, the command's changes stay in that layer; the layer is removed if the command cannot be started.
 
         :raises ~crow.domain.errors.ArgumentError: too many commands are running.
         :raises OSError: the command cannot be started.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 _MAX_PIPES = 3
 """At most this many earlier pipes with a failure are reported."""
 _SIGPIPE_CODE = 128 + 13
-"""What bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
+"""The exit code that bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
 
 
 class PipeStatuses:
@@ -45,8 +45,8 @@ class PipeStatuses:
         return text, _codes(last), tuple(map(_codes, filter(None, earlier.split(";"))))
 
     def note(self, codes: Sequence[int], earlier: Sequence[Sequence[int]]) -> str:
-        """Say in which pipes a command failed although the last one succeeded, for the model. Return an empty string if
-        there are none. See `split` for the arguments."""
+        """Return a text for the model about the pipes in which a command other than the last one failed. Return an
+        empty string if there are none. See `split` for the arguments."""
         is_last = _hides_failure(codes)
         others = [each for each in earlier if _hides_failure(each) and not (is_last and tuple(each) == tuple(codes))]
         shown = [f"exit codes in the last pipe: {', '.join(map(str, codes))}"] if is_last else []

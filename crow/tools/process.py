@@ -269,7 +269,7 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def failure(self) -> str:
-        """Why a sandbox was started for a command, but the command itself did not begin. Empty if it did."""
+        """Why the command did not begin, although a sandbox was started for it. Empty if the command began."""
         return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -384,7 +384,7 @@ class ProcessState:
     session: int
     """The id of the session."""
     has_empty_environment: bool
-    """Whether the environment is empty. In the middle of an `exec`, this is not known."""
+    """Whether the environment is empty. False in the middle of an `exec`, because this is not known then."""
 
     @classmethod
     def of(cls, pid: int | str) -> ProcessState | None:

@@ -49,7 +49,7 @@ class ProtectedPaths:
     """The names that are protected in any folder."""
 
     git: GitFiles = field(default_factory=GitFiles)
-    """Finds what git would run."""
+    """Finds the files that git would run or read as settings."""
 
     def covers(self, path: Path) -> bool:
         """Return whether a resolved path is protected. This reads git's settings in the repositories around it, and
@@ -65,13 +65,13 @@ class ProtectedPaths:
         )
 
     def _linked(self) -> Iterator[str]:
-        """Return the targets of the links in the roots and in the home directory whose names are protected."""
+        """Return the targets of those links in the roots and in the home directory that have protected names."""
         for folder in dict.fromkeys((*self.roots, os.path.expanduser("~"))):
             yield from _linked_from(folder, self.names)
 
 
 def _linked_from(folder: str, names: ProtectedNames) -> Iterator[str]:
-    """Return the targets of the links in a folder whose names are protected."""
+    """Return the targets of those links in a folder that have protected names."""
     try:
         with os.scandir(folder) as entries:
             links = [entry for entry in entries if entry.is_symlink()]
@@ -87,7 +87,7 @@ def is_protected(path: Path, names: ProtectedNames = DEFAULT_NAMES) -> bool:
     """Return whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands,
     judged by its name and the folders above it.
 
-    Two names that any file system treats as the same, such as names that differ in case, are the same here.
+    Names that some file system treats as the same, such as names that differ only in case, are the same here.
     """
     parts = [fold_name(part) for part in path.parts]
     if names.covers(parts) or is_secret(path):

@@ -24,7 +24,7 @@ class SamplingRequest:
     arguments: str
     """The arguments of that call."""
     announcement: Announcement
-    """What the user was shown of that call."""
+    """The announcement of that call, as it was shown to the user."""
     system: str
     """The system prompt. May be empty."""
     messages: tuple[UserMessage | AssistantMessage, ...]

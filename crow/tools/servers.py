@@ -45,8 +45,8 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server. Crow gets a value that is empty or 0 from the server, or
-    chooses it."""
+    """The user's options for logging in to an MCP server. If a value is empty or 0, crow gets it from the server, or
+    chooses it itself."""
 
     login: str = ""
     """The argument that the user passes to `crow mcp login`. If empty, the argument is the server's URL."""

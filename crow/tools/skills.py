@@ -71,8 +71,8 @@ def clean_line(text: str) -> str:
 
 
 def read_skill(skill: SkillInfo) -> tuple[str, str]:
-    """Return the text of a skill below its front matter, and the sha256 (hex) of its file. Of a larger file, only the
-    first 256 KiB are read, and a line at the end says so.
+    """Return the text of a skill below its front matter, and the sha256 (hex) of its file. If the file is larger than
+    256 KiB, only its beginning is read, and a line at the end says so.
 
     :raises OSError: the file cannot be read any more, or a link has been put into its path.
     """

@@ -73,6 +73,6 @@ class SubagentResult:
     usage: Usage | None = None
     cost: float | None = None
     changes: str = ""
-    """What the subagent has changed in its layer, for the model."""
+    """The changes that the subagent has made in its layer, in words for the model."""
     is_running: bool = False
     """If set, the subagent still works in the background and has not given an answer yet."""

@@ -1,7 +1,8 @@
-"""Directories that belong to a living process, and that the next process removes if it was killed.
+"""Temporary directories. If a process is killed, the next crow removes those that it left behind.
 
-The process that made a directory holds the lock of a file in it until it ends. A process id in the name would not do: a
-crow in a container may share /tmp, but not the ids.
+The process that made a directory holds a lock on a file in the directory until the process ends. A process id in the
+directory's name would not be enough, because crow processes in different containers may share /tmp, but do not see each
+other's ids.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class TemporaryDirectory:
 
     @classmethod
     def create(cls, kind: Kind, place: Path | None = None) -> TemporaryDirectory:
-        """Make a directory in `place`, by default among the system's temporary files. Remove those of the same kind
-        whose process has died. :raises OSError: it cannot be made."""
+        """Make a directory in `place`, by default among the system's temporary files. Also remove the directories of
+        the same kind whose processes have died. :raises OSError: the directory cannot be made."""
         folder = Path(os.path.realpath(place or tempfile.gettempdir()))
         _remove_left_over(folder, f"crow-{kind}-")
         path = folder / f"crow-{kind}-{secrets.token_hex(8)}"
@@ -55,7 +56,7 @@ class TemporaryDirectory:
 def make_owned(directory: Path) -> int:
     """Make a directory that only this user can access. Return its open lock file, which says that a living process owns
     the directory. :raises OSError: it cannot be made."""
-    # other processes leave a directory with this name alone, so none removes it before the lock is held
+    # other processes do not touch a directory whose name begins with `new-`, so none removes it before the lock is held
     new = directory.with_name(f"new-{directory.name}")
     new.mkdir(mode=0o700)
     try:
@@ -69,8 +70,8 @@ def make_owned(directory: Path) -> int:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether a process is making or removing a directory now. After an hour it is taken for the left-over of a
-    killed process."""
+    """Return whether a process is making or removing a directory now. After an hour, this process counts as killed, and
+    the result is False."""
     if not path.name.startswith(("new-", "gone-")):
         return False
     try:
@@ -81,9 +82,9 @@ def is_unfinished(path: Path) -> bool:
 
 @contextmanager
 def ownerless(directory: Path) -> Iterator[bool]:
-    """Yield whether no living process owns a directory. If so, this process owns it until the block ends."""
+    """Yield True if no living process owns a directory. This process then owns the directory until the block ends."""
     try:
-        # a process may have removed this file, but not all of the rest
+        # create the file if it is missing: a process may have been killed while it removed the directory
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False

@@ -9,9 +9,9 @@ END_OF_MARKER = " characters before this ...]\n"
 
 
 class OutputBuffer:
-    """Keeps the beginning and the end of a text that arrives in pieces, half of `limit_chars` characters each. Only if
-    nothing was dropped yet, the text may be longer by less than one piece. The time is proportional to the length of
-    the text."""
+    """Keeps the beginning and the end of a text that arrives in pieces: at most `limit_chars` characters, half of them
+    for the beginning. Until a piece is dropped, the text may be longer than that by less than one piece. The time is
+    proportional to the length of the text."""
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2
@@ -49,7 +49,7 @@ class OutputBuffer:
         self._dropped_lines += piece.count("\n")
 
     def text(self) -> str:
-        """Return the whole text. If a part of its middle was dropped, a marker stands there."""
+        """Return the whole text. If a part of its middle was dropped, a marker takes its place."""
         excess = self._tail_chars - self._half if self._dropped_chars else 0
         if excess > 0:  # drop the part of the oldest piece that is beyond the limit
             tail = "".join(self._tail)

@@ -35,18 +35,18 @@ _QUERY_CHARS = _PATH_CHARS | frozenset("?`^{}\\")
 _EDGES = "".join(map(chr, range(0x21)))
 _LINE_BREAKS = str.maketrans("", "", "\t\r\n")
 _MAX_DECODED = 5
-"""A path is decoded at most this often to find dot segments that are encoded several times."""
+"""A path is decoded at most this many times, to find dot segments that are encoded more than once."""
 
 _KEPT_BY_IDNA_2008 = frozenset("ßς")
-"""Letters that Python's codec, which follows IDNA 2003, replaces by other letters. A replaced letter would lead to
+"""Letters that Python's codec, which follows IDNA 2003, replaces with other letters. A replaced letter would lead to
 another host."""
 
 
 def normalize_url(text: str) -> str:
     """Return the normal form of an http or https URL: scheme, host, port, path and query, without a fragment.
 
-    The normal form is plain ASCII. It is what is sent, unless the path has dot segments that only some servers resolve:
-    such a URL is refused.
+    The normal form is plain ASCII. Requests use exactly this form. A URL is refused if its path has dot segments that
+    only some servers resolve.
 
     :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """
@@ -77,7 +77,7 @@ def join_url(base: str, reference: str) -> str:
     """
     cleaned = _with_slashes(reference.strip(_EDGES).translate(_LINE_BREAKS))
     try:
-        # urljoin drops an empty part behind ";", which is sent in a whole URL.
+        # A whole URL does not go through urljoin, which would drop an empty part after ";".
         return normalize_url(cleaned if re.match("https?://", cleaned, re.IGNORECASE) else urljoin(base, cleaned))
     except ValueError:
         raise _not_a_url(reference, "") from None
@@ -212,8 +212,8 @@ def _ipv4(labels: list[str]) -> str:
 
 
 def _path(text: str) -> tuple[str, bool]:
-    """Return the path in normal form, and whether it is clear: whether no server could read one of its segments as `.`
-    or `..`."""
+    """Return the path in normal form, and whether it is clear, that is, whether no server could read one of its
+    segments as `.` or `..`."""
     path = _without_dots(_encoded(text or "/", _PATH_CHARS))
     forms = _decodings(path)
     segments = (segment.partition(";")[0] for form in forms for segment in re.split(r"[/\\]", form))
@@ -221,7 +221,7 @@ def _path(text: str) -> tuple[str, bool]:
 
 
 def _decodings(path: str) -> list[str]:
-    """Return the path, then what remains after decoding it once, twice and so on, until nothing changes."""
+    """Return the path as it is, decoded once, decoded twice and so on, until decoding changes nothing."""
     forms = [path]
     while len(forms) <= _MAX_DECODED and (decoded := unquote(forms[-1])) != forms[-1]:
         forms.append(decoded)

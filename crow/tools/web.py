@@ -2,8 +2,9 @@
 
 Each host is resolved once, all its addresses are checked, and the connection goes to a checked address. So a name
 server cannot lead the connection into a private network by giving a different answer to a second query. A redirect is
-followed only to where the user's rules allow, or to the same document. Any other redirect is returned, because the user
-has to be asked again. Size, time and the number of redirects are limited. No proxy, cookies or credentials are used.
+followed only if the user's rules allow its target, or if the target is the same document. Any other redirect is
+returned, because the user has to be asked again. Size, time and the number of redirects are limited. No proxy, cookies
+or credentials are used.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Document:
     is_cut: bool = False
     """If set, `data` holds only the first bytes."""
     moved_to: str | None = None
-    """The target of a redirect that was not followed. The document then has no data. None if it is no redirect."""
+    """The target of a redirect that was not followed. The document then has no data. None for any other response."""
 
 
 async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) -> Document:
@@ -72,8 +73,8 @@ async def get(url: str, *, allow_private: bool, rules: UrlRules = NO_URL_RULES) 
 def may_follow(url: str, target: str, rules: UrlRules) -> bool:
     """Return whether a redirect may be followed without asking again. Both URLs are in normal form.
 
-    It must stay on the same host and must not go from https to http. The port may change only from http to https. The
-    target must be the same document, apart from a slash at the end of the path, or a rule must allow it.
+    The redirect must stay on the same host and must not go from https to http. The port may change only from http to
+    https. The target must be the same document, apart from a slash at the end of the path, or a rule must allow it.
     """
     before, after = urlsplit(url), urlsplit(target)
     is_upgrade = (before.scheme, after.scheme) == ("http", "https")

@@ -64,7 +64,7 @@ _PATH_CHARS = 16_384
 resolving a path reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
-"""Of a longer output, only the beginning and the end are kept."""
+"""If an output is longer, only its beginning and its end are kept."""
 SHOWN_CHARS = 65_536
 """While a command runs, the user is shown at most this many characters of its newest output."""
 _SHOWN_EVERY_S = 0.1
@@ -88,7 +88,8 @@ class DiskWorkspace:
     - `keys`: the keys of endpoints and other secrets, which commands do not get in their environment.
     - `own`: crow's own files. A path that begins with one of these paths is crow's, too, such as the log beside a
       database.
-    - `own_folders`, `own_readable`: crow's own folders. Of crow's files, tools can read only those in `own_readable`.
+    - `own_folders`, `own_readable`: crow's own folders. Tools can read none of crow's files except those in
+      `own_readable`.
     - `names`: the names of protected files.
     - `confiner`: confines commands. If None, all commands have full access.
     - `is_bounded`: tools can never read or change anything outside the workspace, even if a user or a rule allows it.

@@ -56,7 +56,7 @@ _EDITS, _WRITES, _REMOVES = ("edit_file",), ("write_file",), ("edit_file", "writ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FilePlan:
-    """What a patch does with one file."""
+    """The planned change of one file."""
 
     target: PathTarget
     equivalents: tuple[str, ...]
@@ -135,7 +135,8 @@ async def _run_patch(invocation: ToolInvocation, args: Arguments) -> Outcome:
 async def _write_all(workspace: Workspace, writes: Sequence[Write]) -> list[str]:
     """Write all files, and remove files last. Return their new texts.
 
-    :raises OSError: a file could not be written. Those written before have their old content again.
+    :raises ~crow.domain.errors.ArgumentError: a file could not be written. The files that were written before have
+        their old content again, or the message names them.
     """
     texts: dict[int, str] = {}
     order = sorted(range(len(writes)), key=lambda index: writes[index].data is None)
@@ -192,7 +193,7 @@ async def _file_plans(
     seen = set()
     for plan in plans:
         if plan.target.path in seen:
-            raise ArgumentError(f"the patch names {plan.target.name} twice; say once what becomes of it")
+            raise ArgumentError(f"the patch names {plan.target.name} twice; write all changes of a file in one section")
         seen.add(plan.target.path)
     return plans
 
@@ -304,7 +305,7 @@ async def _edit(context: ToolContext, target: PathTarget, hunks: Sequence[Hunk])
 
 
 def _done(name: str, patched: Patched, others: str) -> str:
-    """Say what was changed in a file. If a hunk did not match exactly, show what stands there now."""
+    """Return a text about the changes in a file. If a hunk did not match exactly, the text also shows the new lines."""
     lines = [changed.start + 1 for changed in patched.changed][:MAX_SHOWN_LINES]
     more = ", ..." if len(patched.changed) > len(lines) else ""
     remarks = "; ".join([*patched.remarks, *([others] if others else [])])
@@ -317,7 +318,7 @@ def _done(name: str, patched: Patched, others: str) -> str:
 
 
 def _refusal(faults: Sequence[str]) -> str:
-    """Return the error message for a patch of which some files cannot be changed."""
+    """Return the error message for a patch if some of its files cannot be changed."""
     known = list(dict.fromkeys(faults))
     more = [f"{len(known) - _MAX_FAULTS} more files cannot be changed."] if len(known) > _MAX_FAULTS else []
     return "\n".join([*known[:_MAX_FAULTS], *more, "No file was changed."])

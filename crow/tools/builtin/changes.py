@@ -24,7 +24,7 @@ class Settled:
     """The result of a decision about the changes in a layer."""
 
     words: str = ""
-    """What the model is told. Empty if there is nothing to tell."""
+    """The text for the model. Empty if there is nothing to tell."""
     diffs: tuple[Diff, ...] = ()
     """The diffs of kept text files."""
     is_refused: bool = False
@@ -97,8 +97,8 @@ async def _decide(
 
 
 async def _keep(invocation: ToolInvocation, layers: Layers, layer: Layer, changes: Changes) -> str:
-    """Move the changes into the workspace. First record how to undo them. Return what the model should know about
-    changes that cannot be undone or were not kept, or an empty string."""
+    """Move the changes into the workspace. First record how to undo them. Return a text for the model about changes
+    that cannot be undone or were not kept. It is empty if there are none."""
     sentences = []
     if changes.operations:
         with anyio.CancelScope(shield=True):
@@ -116,9 +116,10 @@ async def _keep(invocation: ToolInvocation, layers: Layers, layer: Layer, change
 
 @asynccontextmanager
 async def undoable(invocation: ToolInvocation, *, is_needed: bool) -> AsyncIterator[list[str]]:
-    """Run a command without a layer in this context, so that its changes can be undone. With `is_needed`, the state of
-    the workspace is saved first, and the changes are stored when the command has ended. If the command is cancelled,
-    they are not stored. After the block, the list has the sentences for the model about changes that cannot be undone.
+    """Make it possible to undo the changes of a command that runs without a layer. The command must run inside this
+    context. With `is_needed`, the state of the workspace is saved first, and the changes are stored when the command
+    has ended. If the command is cancelled, they are not stored. After the block, the list has the sentences for the
+    model about changes that cannot be undone.
     """
     layers, words = invocation.context.workspace.layers, list[str]()
     if layers is None or not is_needed:

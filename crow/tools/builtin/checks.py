@@ -31,10 +31,10 @@ class Checked:
     """The results of the checks that ran after a call."""
 
     text: str = ""
-    """What the model is told. Empty if there was nothing to check."""
+    """The text for the model. Empty if there was nothing to check."""
     ran: tuple[Mapping[str, object], ...] = ()
     """For the log: each check that ran, with its `command`, its `exit_code` (None if it was ended), and the `files`
-    that it was limited to (None if it was for everything)."""
+    that it was limited to (None if it checked everything)."""
 
 
 class Checks:
@@ -85,7 +85,7 @@ class Checks:
         excluded: ExcludedPaths,
         ran: list[Mapping[str, object]],
     ) -> str:
-        """Run one check, and add it to `ran`. Return what the model is told."""
+        """Run one check, and add it to `ran`. Return the text for the model."""
         line = command.replace(_FILES, " ".join(map(_quoted, files)))
         name = shorten(command, _MAX_NAME_CHARS)
         try:

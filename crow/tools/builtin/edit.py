@@ -97,7 +97,7 @@ async def _prepare_edit(context: ToolContext, target: PathTarget, args: Argument
     if stub is not None:
         raise ArgumentError(f"`{stub}` in new_text stands for code that would be lost; write out the whole new_text")
     try:
-        # If old_text does not match exactly, looking for it takes up to some seconds.
+        # If old_text does not match exactly, the search for it may take some seconds.
         edit = await anyio.to_thread.run_sync(_replaced, body, args, name, abandon_on_cancel=True)
     except ArgumentError as error:
         if context.seen_files.has_changed(target.path, file.text):
@@ -150,8 +150,8 @@ def remark_on_others(
     if changed is None or edited is None:
         raise ArgumentError(changed_fault(seen, target, file))
     is_touched = any(lines.start <= changed.stop and changed.start <= lines.stop for lines in edited)
-    # If others only removed lines, `changed` is empty. The model knows that if it quotes the lines before and after
-    # the removed ones as one piece.
+    # If others only removed lines, `changed` is empty. The model knows about this if it quotes the lines before and
+    # after the removed ones as one piece.
     margin = 0 if changed else 1
     is_known = any(lines.start + margin <= changed.start and changed.stop + margin <= lines.stop for lines in known)
     if is_touched and not is_known:

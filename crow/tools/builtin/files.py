@@ -1,4 +1,4 @@
-"""`read_file` and `write_file`, and the functions that all tools that change files share.
+"""`read_file` and `write_file`, and functions shared by all tools that change files.
 
 Until the user has allowed a call, the call's plan must not tell the model anything about a file outside the workspace
 except the file's name.
@@ -162,13 +162,12 @@ async def _read_pdf(workspace: Workspace, target: PathTarget, stat: FileStat) ->
 
 
 def _format_window(window: LineWindow, name: str, size: str, *, may_have_strays: bool) -> tuple[str, Sequence[range]]:
-    """Return the lines of the window as the file has them, and which lines of the file these are (counted from 0),
-    without those that are too long to be shown whole. If this is not the whole file, a line in front says which
-    lines they are. If the file has more lines than fit, a line at the end says how to continue. `size` is the number of
-    lines in the file, or a text that says how large the file is. `may_have_strays` is False if the file is known to
-    have no bytes that cannot be decoded.
+    """Return the text to show for the window, and the ranges of lines that it shows whole (counted from 0). Unless the
+    window is the whole file, the first line of the text says which lines are shown. If more lines follow that did not
+    fit, a line at the end says how to continue. `size` is the number of lines in the file, or a text that says how
+    large the file is. `may_have_strays` is False if the file is known to have no bytes that cannot be decoded.
 
-    :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
+    :raises ~crow.domain.errors.ArgumentError: the file ends before the first line of the window.
     """
     if not window.line_count:
         return f"({name} is empty)", ()
@@ -223,8 +222,9 @@ class _Row:
 
 
 class LineWindow:
-    """Collects at most `limit` lines of a file, or `_WINDOW_LINES` if that is None, starting with line `first` (counted
-    from 1). Pass the file to `feed` in pieces. Only a limited part of the file is kept in memory.
+    """Collects lines of a file, beginning with line `first` (counted from 1): at most `limit`, or at most
+    `_WINDOW_LINES` if `limit` is None. Pass the file to `feed` in pieces. Only a limited part of the file is kept in
+    memory.
 
     `has_more` tells whether more lines follow those in `rows`.
     """
@@ -315,7 +315,7 @@ def _in_form_of(before: TextFile | None, content: str) -> str:
     """Return `content` with the byte order mark and the CRLF line ends of the file that it replaces. The model sees
     neither when it reads a file. Content with a carriage return of its own keeps its line ends.
 
-    :raises ~crow.domain.errors.ArgumentError: `content` has the � that stands for bytes of the file.
+    :raises ~crow.domain.errors.ArgumentError: `content` has a � that stands for bytes of the file that are not UTF-8.
     """
     if before is None or not content:
         return content
@@ -348,8 +348,8 @@ async def _read_replaced(
     context: ToolContext, target: PathTarget, content: str, *, reader: str = ""
 ) -> tuple[TextFile | None, str | None]:
     """Return the file that a write of `content` would replace, and the reason why it cannot be replaced. The file is
-    None if there is none yet, or if it cannot be shown. The reason is None if the write is fine. `reader` is the id
-    of the call that writes; see `SeenFiles.unread_lines`."""
+    None if there is none yet, if it is too large, or if the path is not that of a file. The reason is None if the write
+    is fine. `reader` is the id of the call that writes; see `SeenFiles.unread_lines`."""
     seen, name = context.seen_files, target.name
     stat = await context.workspace.stat(target.path)
     match stat.kind:
@@ -417,7 +417,8 @@ async def plan_change(
     """Plan a call that writes to `target`. `fault` is the reason why the call must not run. It is ignored if the file
     is secret or outside the workspace, because it could reveal what the file contains."""
     protection = context.workspace.protection(target.path)
-    # An editor may write a file in place. This changes the file under all its names.
+    # An editor may write a file in place, which changes the file under all its names. So the strictest protection of
+    # any of these names counts.
     if target.has_hard_links and protection == "none":
         names, _ = (await context.workspace.find_names([target.path])).get(target.path, ((), True))
         protection = max(map(context.workspace.protection, map(Path, names)), key=_PROTECTIONS.index, default="none")
@@ -447,7 +448,7 @@ class Change:
     title: str = ""
     """The title of the call."""
     done: str
-    """What the model is told when the change is made."""
+    """The message for the model after the change was made."""
     line: int | None = None
     """The first changed line, counted from 1."""
     argument: str = "content"
@@ -455,9 +456,9 @@ class Change:
     is_whole: bool = False
     """Whether the model wrote the whole new text."""
     like: TextFile | None = None
-    """A new file gets the encoding of this file, which is moved there."""
+    """The file that is moved to the new place, if the change is a move. The new file gets its encoding."""
     mode: int | None = None
-    """The permission bits of the file that is moved there. None for any other change."""
+    """The permission bits of the moved file. None if the change is not a move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,9 +488,9 @@ async def apply_change(invocation: ToolInvocation, target: PathTarget, change: C
 
 
 async def prepare_write(workspace: Workspace, target: PathTarget, change: Change) -> Write:
-    """Read what the change replaces, and encode the new text.
+    """Read the content that the change replaces, and encode the new text.
 
-    :raises ~crow.domain.errors.ArgumentError: the encoding of the file does not have a character of the new text.
+    :raises ~crow.domain.errors.ArgumentError: the new text has a character that the encoding of the file does not have.
     """
     before, form, after = change.before, change.before or change.like, change.after
     if form is not None and after is not None and form.encoding in WIDE_ENCODINGS and not after.startswith("\ufeff"):
@@ -499,16 +500,16 @@ async def prepare_write(workspace: Workspace, target: PathTarget, change: Change
         data = after.encode("utf-8") if form is None else form.encode(after, change.argument)
     old = None
     stat = await workspace.stat(target.path)
-    # the editor may show a file that is not on disk yet
+    # `before` may exist only in the editor
     if stat.kind == "file":
         old = await workspace.read_bytes(target.path)
         if before is not None and before.is_utf8 and old.decode("utf-8", "replace") != before.text:
-            old = before.text.encode("utf-8", "replace")  # also log unsaved changes, as the user saw them
+            old = before.text.encode("utf-8", "replace")  # the text as the user saw it, with unsaved changes
     return Write(target=target, change=change, old=old, mode=stat.mode, text=after or "", data=data)
 
 
 async def record_write(invocation: ToolInvocation, write: Write) -> None:
-    """Record in the session's log what the write replaces, so that it can be undone."""
+    """Record the replaced content in the session's log, so that the write can be undone."""
     log = invocation.ports.log
     await log.before_change(invocation.call_id, write.target.path, write.old, write.data, mode=write.mode)
 
@@ -518,13 +519,13 @@ async def perform_write(workspace: Workspace, write: Write) -> str:
     form, mode = write.change.before or write.change.like, write.change.mode
     if write.data is not None and mode is None and (form is None or form.is_utf8):
         return await workspace.write_text(write.target.path, write.text)
-    # An editor serves only UTF-8, and sets no mode.
+    # Do not write through the editor, which writes only UTF-8, and sets no mode.
     await workspace.restore(write.target.path, write.data, mode=mode)
     return write.text
 
 
 async def conclude_write(invocation: ToolInvocation, write: Write, written: str) -> tuple[str, Diff]:
-    """Note which lines of the `written` text the model knows. Return what the model is told, and the diff."""
+    """Note which lines of the `written` text the model knows. Return the message for the model, and the diff."""
     context, call_id = invocation.context, invocation.call_id
     target, before, done = write.target, write.change.before, write.change.done
     context.checks.note(target.name)

@@ -2,8 +2,8 @@
 
 The old text and the file's lines are the same once they are folded (see :mod:`crow.tools.builtin.folding`): they differ
 only in white space and look-alike characters. Where old and new text are the same, the file keeps its own characters.
-New lines get the indentation that the file has, derived from the lines that both have. Where that takes a guess,
-:class:`Unclear` is raised, and the caller refuses the edit.
+New lines get an indentation that is derived from the lines that the old text and the file share. If this would be a
+guess, :class:`Unclear` is raised, and the caller refuses the edit.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class Unclear(Exception):
 class Indents:
     """Converts the indentation of old_text and new_text to the indentation of the file.
 
-    An indentation that old_text has becomes that of the same lines in the file. One that only new_text has is derived
-    from these pairs: it is shifted by the same text, or scaled in the same ratio, such as between tabs and spaces.
+    If lines of old_text have an indentation, it becomes the indentation of the same lines in the file. An indentation
+    that only new_text has is derived from these pairs: it is shifted by the same text, or scaled in the same ratio,
+    such as between tabs and spaces.
     """
 
     def __init__(self, pairs: dict[str, str], unit: int) -> None:
@@ -62,8 +63,8 @@ class Indents:
 
     @classmethod
     def between(cls, old: Sequence[str], actual: Sequence[str], *, skips_first: bool, unit: int) -> Indents | None:
-        """Return the indentation that turns `old` into `actual`, or None if there is none that keeps the nesting.
-        `unit` is the width of one level of indentation in the file."""
+        """Return the conversion of the indentation of `old` to that of `actual`, or None if no conversion keeps the
+        nesting. `unit` is the width of one level of indentation in the file."""
         pairs: dict[str, str] = {}
         for number, (mine, theirs) in enumerate(zip(old, actual, strict=True)):
             if mine.strip() and not (skips_first and number == 0):
@@ -89,7 +90,7 @@ class Indents:
         return self._of(indent) + line[len(indent) :]
 
     def merged(self, old: str, actual: str, new: str) -> str:
-        """Return a line of the file, changed as `old` became `new`."""
+        """Return the line `actual` of the file with the change from `old` to `new`."""
         if not new.strip():
             return new
         if not old.strip():
@@ -106,13 +107,13 @@ class Indents:
         if (known := self._pairs.get(indent)) is not None:
             return known
         found = [each for each in (self._shifted(indent), self._scaled(indent)) if each is not None]
-        if len(set(found)) > 1:  # only one of them may fit to the levels of the file
+        if len(set(found)) > 1:  # keep the ones that fit the levels of the file
             widths = {_width(theirs) for theirs in self._pairs.values()}
             found = [each for each in found if any((_width(each) - width) % self._unit == 0 for width in widths)]
         if not found:
             raise Unclear(
                 f"the indentation {indent!r} of a new line has no counterpart in the old lines, which are indented "
-                "otherwise than the file"
+                "differently from the file"
             )
         return found[0]
 
@@ -168,12 +169,13 @@ def _merged_body(old: str, actual: str, new: str) -> str:
         raise Unclear("a line of the file differs in characters that look alike")
 
     def index_of(place: int) -> int:
-        """Return the index of the first compared character at `place` in `old` or after it."""
+        """Return the index of the first character at or after `place` in `old`, among the characters that are
+        compared."""
         index = bisect_left(old_places, place)
         is_between = index < len(old_places) and not fold(old[place : old_places[index]])
         # One character of the file may stand for several of old_text. It cannot be kept in part.
         if not is_between or (index and actual_places[index] == actual_places[index - 1]):
-            raise Unclear("the edit would cut a character of the file that it spells otherwise")
+            raise Unclear("the edit would keep only a part of a character that the file spells differently")
         return index
 
     def counterpart(start: int, end: int) -> str:

@@ -58,8 +58,8 @@ def places_of(line: str) -> list[int] | None:
 
 
 def _continues(character: str) -> bool:
-    """Return whether a character belongs to the one before it: marks, the parts of a Korean syllable, and invisible
-    ones."""
+    """Return whether a character belongs to the one before it. Combining marks, the later parts of a Korean syllable
+    and invisible characters do."""
     is_jamo = "\u1160" <= character <= "\u11ff"
     return unicodedata.combining(character) != 0 or is_jamo or LOOK_ALIKES.get(ord(character)) == ""
 
@@ -119,7 +119,8 @@ class Lines:
         )
 
     def _places_in(self, line: int) -> list[int] | None:
-        if self._known is None or self._known[0] != line:  # a very long line may have thousands of places
+        # Keep the places of the latest line, because `find` may ask for those of a very long line thousands of times.
+        if self._known is None or self._known[0] != line:
             self._known = (line, places_of(self.contents[line]))
         return self._known[1]
 
@@ -164,8 +165,8 @@ def is_look_alike(character: str) -> bool:
 
 
 def look_alikes_in(text: str, plain: str) -> str:
-    """Name the look-alike characters that `text` has and `plain` has not, such as `U+2019 RIGHT SINGLE QUOTATION MARK`.
-    At most three are named."""
+    """Name the look-alike characters that `text` has and `plain` does not have, such as `U+2019 RIGHT SINGLE QUOTATION
+    MARK`. At most three are named."""
     special = {each for each in text if is_look_alike(each)}
     found = sorted(special - set(plain))
     names = [f"U+{ord(each):04X} {unicodedata.name(each, '')}".rstrip() for each in found[:_MAX_NAMED]]

@@ -21,7 +21,8 @@ _MAX_PLACES = 15
 """At most this many places are named if several match."""
 
 _CUT = re.compile(r"(?=.*\w).{4,}")
-"""Matches the rest of a line if it is long enough. A short rest, such as `f(` in `f(f(`, may be repeated on purpose."""
+"""Matches the part of a line before or after a match, if it is long enough. A short part, such as `f(` in `f(f(`, may
+be repeated on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Replacement:
     line: int
     """The first replaced line, counted from 1."""
     remark: str = ""
-    """How old_text matched, if the match was not exact. The model is told."""
+    """A note for the model: how old_text matched, if the match was not exact, and whether a line end was kept."""
 
 
 def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement:
@@ -43,15 +44,15 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
 
     Three ways are tried, the most certain one first. The first way that finds `old` decides:
 
-    1. `old` occurs exactly. Only CRLF and LF are the same, because a model does not see which of them a file has.
-    2. `old` occurs exactly once a slip is undone that both texts have, such as line numbers
+    1. `old` occurs exactly. CRLF and LF count as the same, because a model does not see which of them a file has.
+    2. `old` occurs exactly after a slip, such as line numbers in both texts, has been undone
        (:mod:`crow.tools.builtin.slips`).
     3. The folded lines of `old` occur: white space and look-alike characters do not count
        (:mod:`crow.tools.builtin.folding`). `new` is then fitted to the file (:mod:`crow.tools.builtin.fitting`).
 
-    No way guesses which place is meant: several places are an error, except that the first two replace all of them if
-    `every` is set. The second and the third tell the model how its text differed. Text outside the replaced places
-    stays as it is.
+    None of these ways guesses which place is meant: it is an error if several places match, except that the first two
+    ways replace all of them if `every` is set. The second and third way tell the model how its text differed. Text
+    outside the replaced places stays as it is.
 
     :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false, or the
         edit would probably damage the text around it. The message shows the text of the file.
@@ -71,8 +72,8 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
 
 
 def _replace_exactly(text: str, meant: Meant, *, every: bool, name: str) -> Replacement | None:
-    """Replace the old text that is meant. Return None if it does not occur, or must be indented before it can be
-    replaced.
+    """Replace the old text where it occurs exactly. Return None if it does not occur, or if it is indented less than
+    the file, so that the new text must be indented first.
 
     :raises ~crow.domain.errors.ArgumentError: see `replace_text`.
     """
@@ -83,7 +84,7 @@ def _replace_exactly(text: str, meant: Meant, *, every: bool, name: str) -> Repl
     if not starts:
         return None
     if (not every or len(starts) == 1) and _begins_within_indentation(plain, starts[0]):
-        return None  # old is indented less than the file, so new must be indented first: _replace_folded
+        return None  # _replace_folded indents the new text
     if every:
         _check_indentation(plain, starts, meant, name)
     elif plain.find(old, starts[0] + 1) >= 0:  # a second match may overlap the first
@@ -120,7 +121,7 @@ def _occurrences(text: str, wanted: str) -> Iterator[int]:
 
 
 def _are_whole_lines(text: str, at: int, wanted: str) -> bool:
-    """Return whether the match at `at` has whole lines, apart from indentation."""
+    """Return whether the match at `at` consists of whole lines, apart from indentation."""
     stop = at + len(wanted)
     is_end = wanted.endswith("\n") or stop == len(text) or text.startswith(("\n", "\r\n"), stop)
     return is_end and not text[text.rfind("\n", 0, at) + 1 : at].strip()
@@ -147,9 +148,10 @@ def _check_indentation(text: str, starts: Sequence[int], meant: Meant, name: str
 
 
 def _with_line_end(text: str, at: int, meant: Meant, name: str) -> tuple[str, str]:
-    """Return the text to write in place of the match at `at`, and a remark, which may be empty. This is the new text.
-    If only the old text ends with a line end, the new text gets one, too, because otherwise the next line would be
-    joined to it. It gets none if it only leaves out the line end, or is empty and replaces whole lines.
+    """Return the text to write in place of the match at `at`, and a remark, which may be empty. The text to write is
+    the new text. If only the old text ends with a line end, one is added, because otherwise the next line would be
+    joined to the new text. None is added if the edit does nothing but remove a line end, or if the new text is empty
+    and replaces whole lines.
 
     :raises ~crow.domain.errors.ArgumentError: the match begins within a line, so a joined line may be meant.
     """
@@ -190,7 +192,7 @@ def _check_edges(text: str, at: int, wanted: str, given: str, name: str) -> None
     """Check that an edit does not write a part of a line twice, as it would if `wanted`, the old text, is only a part
     of a line and `given`, the new text, has the whole line.
 
-    :raises ~crow.domain.errors.ArgumentError: a part would stand there twice. The message shows the whole lines.
+    :raises ~crow.domain.errors.ArgumentError: a part would be written twice. The message shows the whole lines.
     """
     stop = at + len(wanted)
     line_end = text.find("\n", stop)
@@ -204,7 +206,7 @@ def _check_edges(text: str, at: int, wanted: str, given: str, name: str) -> None
     else:
         return
     raise ArgumentError(
-        f"old_text {where} within a line, and new_text has the rest of it, {quote(twice)}, which would stand there "
+        f"old_text {where} within a line, and new_text has the rest of it, {quote(twice)}, which would be written "
         f"twice; write whole lines. {name} has:\n{_matched_lines(text, at, wanted)}"
     )
 
@@ -250,9 +252,10 @@ def _replace_folded(lines: Lines, old: str, new: str, *, name: str) -> Replaceme
 
 def _folded_place(lines: Lines, wanted: Sequence[str], name: str, *, ends_line: bool) -> tuple[Place, Indents] | None:
     """Return the only place with the `wanted` lines, and how they are indented there. Places that nest the lines in
-    another way do not count, nor, with `ends_line`, places that end within a line. Return None if there is no place.
+    another way do not count. With `ends_line`, places that end within a line do not count either. Return None if there
+    is no place.
 
-    :raises ~crow.domain.errors.ArgumentError: there are several, or too many to compare.
+    :raises ~crow.domain.errors.ArgumentError: there are several places, or too many to compare.
     """
     folded = [fold(line) for line in wanted]
     if not any(folded):

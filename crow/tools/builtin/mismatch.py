@@ -1,8 +1,9 @@
-"""Says why an edit cannot be made, with the text of the file that comes closest, so that the next try can succeed.
+"""Says why an edit cannot be made, and shows the most similar part of the file, so that the next try can succeed.
 
-The closest place is the one where only a formatter has changed the wanted lines, else the one that has them in another
-order. Otherwise each wanted line votes for the places where the text would have to begin for this line to fit. The
-places with the most votes are compared with the whole text, and the most similar one is shown.
+The file is searched first for the lines of the old text as a formatter may have changed them, then for the same lines
+in another order. If neither is found, each line of the old text votes for the places where the text would have to begin
+for this line to fit. The places with the most votes are compared with the whole old text, and the most similar one is
+shown.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _MAX_POSITIONS = 50
 _MAX_SIMILAR = 40
 """At most this many lines are compared character by character."""
 _MAX_TOKENS = 600
-"""At most this many tokens of two parts of a text are compared, because the time grows with the square."""
+"""At most this many tokens of each of two texts are compared, because the time grows with the square of this number."""
 _MIN_RATIO = 0.6
 _MIN_LEFT = 0.8
-"""Two lines with a higher ratio count as the same line, which has been changed a little."""
+"""A line that an edit removes counts as still there if its ratio to a line of the file is higher than this."""
 _MIN_APPLIED_CHARS = 24
 """A shorter new text may occur in the file by chance, so it does not show that an edit was already made."""
 OLD = "old_text"
 NEW = "new_text"
-"""The names of the two texts of an edit in messages, if the edit is a call of edit_file."""
+"""How messages name the old and the new text, if the edit is a call of edit_file."""
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 _WORD = re.compile(r"\w{2,}")
 _FORMAT = re.compile(r"[\s,;'\"`()\\]+")
@@ -62,8 +63,8 @@ _BARE = re.compile(rf"\s*(?://|\#|/\*+|<!--|--|;)\s*{_ELLIPSIS}\s*(?:\*+/|-->)?\
 
 
 def placeholder_in(new: str, before: str) -> str | None:
-    """Return the first line of `new` that only stands for code, such as `# ... existing code ...`, unless `before`, the
-    text of the file, has the same line. Return None if there is no such line."""
+    """Return the first line of `new` that stands for code left out, such as `# ... existing code ...`. Lines that
+    `before`, the text of the file, also has do not count. Return None if there is no such line."""
     stubs = [
         line
         for line in map(str.strip, new.split("\n"))
@@ -86,9 +87,9 @@ def ambiguous(
     what: str = OLD,
     advice: str = "include more lines so that it occurs once, or set all=true",
 ) -> str:
-    """Return the error message for a text that occurs several times. `what` names the text, which has `count` lines.
-    `firsts` are some of the lines at which it begins, counted from 0. `times` is the number of occurrences; 0 if it is
-    not known. `is_exact` is False if the text occurs only if white space is ignored."""
+    """Return the error message for a text that occurs several times. `what` is the name of the text, and `count` its
+    number of lines. `firsts` are some of the lines at which it begins, counted from 0. `times` is the number of
+    occurrences; 0 if it is not known. `is_exact` is False if the text is found only when white space is ignored."""
     parts: list[tuple[int, int]] = []
     for first in firsts[:_MAX_PLACES]:
         start, end = max(0, first - 2), first + count + 1
@@ -109,19 +110,19 @@ def ambiguous(
 
 
 def unclear(lines: Sequence[str], first: int, last: int, name: str, reason: str, *, what: str = OLD) -> str:
-    """Return the error message for an edit that matches only if white space is ignored, and whose new text cannot be
-    fitted in for the given reason. `first` and `last` are the indexes of the matching lines."""
+    """Return the error message for an edit whose old text is found only when white space is ignored, and whose new text
+    cannot be fitted to the file. `reason` says why. `first` and `last` are the indexes of the matching lines."""
     return f"{reason}. Copy {what} exactly; {name} has:\n{excerpt(lines, first, last + 1)}"
 
 
 def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, made: str = NEW) -> str:
-    """Return the error message for a text `old` that does not occur in the file, with the lines that come closest.
+    """Return the error message for a text `old` that does not occur in the file. It shows the most similar lines.
     `what` and `made` name the old and the new text in the message."""
     wanted = [line.removesuffix("\r") for line in old.strip("\n").split("\n")]
     start = f"{what} does not occur in {name}"
     stub = placeholder_in(old, "")
     if stub is not None and stub not in map(str.strip, lines.contents):
-        return f"{start}: `{stub}` stands for text that must be written out, or left out by making two edits"
+        return f"{start}: `{stub}` stands for lines of the file; write these lines out, or make two edits around them"
     applied = applied_at(lines, new, old)
     if applied is not None:
         return already_made(lines, applied, name, what=what, made=made)
@@ -138,11 +139,12 @@ def not_found(lines: Lines, old: str, new: str, name: str, *, what: str = OLD, m
 
 
 def excerpt(lines: Sequence[str], start: int, end: int, *, most: int = _MAX_EXCERPT_LINES) -> str:
-    """Return lines `start` to `end` (exclusive, counted from 0), each with its number, counted from 1, and a tab in
-    front. If there are more than `most` lines or too many characters, a note stands for those that are left out."""
+    """Return lines `start` to `end` (exclusive, counted from 0). Each line begins with its number, counted from 1, and
+    a tab. Long lines are cut. If there are more than `most` lines or too many characters, a note says which lines are
+    not shown."""
     end = min(end, len(lines))
     if end == len(lines) and end > start + 1 and not lines[-1]:
-        end -= 1  # what follows the last line end is no line
+        end -= 1  # the text ends with a line end, so the last, empty line is not one of its lines
     rows: list[str] = []
     kept = list(range(start, end))
     if len(kept) > most:
@@ -178,7 +180,7 @@ def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str =
 def applied_at(lines: Lines, new: str, old: str) -> tuple[int, int] | None:
     """Return the indexes of the first and last line of `new` in the file if the edit from `old` to `new` was probably
     already made: `new` is long enough, and occurs once. Otherwise return None. An edit that removes lines was not made
-    if one of them still stands beside the place."""
+    if one of these lines is still beside the place."""
     wanted = [fold(line) for line in new.strip("\n").split("\n")]
     if len("".join(wanted)) < _MIN_APPLIED_CHARS:
         return None
@@ -200,8 +202,8 @@ def _bare(text: str) -> str:
 
 
 def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] | None:
-    """Return the first and last line of the part of the file that is most like the `wanted` lines, or None if nothing
-    is alike. Of several alike, the one that shares more lines with `new` is meant."""
+    """Return the indexes of the first and last line of the part of the file that is most similar to the `wanted` lines,
+    or None if no part is similar. Among similar parts, one that shares lines with `new` is preferred."""
     folded = [fold(line) for line in wanted][:400]
     reformatted = _reformatted(lines.folded, folded)
     if reformatted is not None:
@@ -228,7 +230,7 @@ def _closest(lines: Lines, wanted: Sequence[str], new: str) -> tuple[int, int] |
             score, first, last = 0.0, start, start + len(folded) - 1
         first, last = max(0, first), min(len(lines.folded) - 1, max(first, last))
         score += sum(len(line) for line in hints.intersection(lines.folded[first : last + 1]))
-        # Of two places that are equally alike, the one with the same indentation is meant.
+        # Between two equally similar places, prefer the one with the same indentation.
         score += len(set(wanted).intersection(lines.contents[first : last + 1]))
         given, found = " ".join(folded)[:2_000], " ".join(lines.folded[first : last + 1])[:2_000]
         score += _ratio(_TOKEN.findall(given)[:_MAX_TOKENS], _TOKEN.findall(found)[:_MAX_TOKENS]) * len(given)
@@ -263,8 +265,8 @@ def _reordered(lines: Sequence[str], wanted: Sequence[str]) -> tuple[int, int] |
 
 
 def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
-    """Count for each line where `wanted` could begin how well its lines fit from there. Rare and long lines count
-    more."""
+    """Return a score for each line of the file at which `wanted` could begin. Each line of `wanted` that would then be
+    at the right place adds to the score. Rare and long lines add more."""
     positions: defaultdict[str, list[int]] = defaultdict(list)
     known = {line for line in wanted if len(line) > 2}
     for index, line in enumerate(lines):
@@ -278,7 +280,8 @@ def _votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
 
 
 def _similar_votes(lines: Sequence[str], wanted: Sequence[str]) -> Counter[int]:
-    """Count votes as :func:`_votes` does, but for lines that are only similar."""
+    """Return scores as :func:`_votes` does, but for lines that are only similar. Only the longest lines of `wanted`
+    count."""
     longest = sorted(range(len(wanted)), key=lambda index: -len(wanted[index]))[:4]
     words = {index: set(_WORD.findall(wanted[index][:_MAX_LINE_CHARS])) for index in longest}
     searched = set().union(*words.values())
@@ -310,9 +313,9 @@ def _explain(wanted: Sequence[str], actual: Sequence[str], first: int, what: str
     if mine == theirs:
         return ["its lines are indented in another way"]
     if mine != theirs and _FORMAT.sub("", "".join(mine)) == _FORMAT.sub("", "".join(theirs)):
-        return ["it stands there with other line breaks, commas, quotes or brackets, as after a formatter"]
+        return ["it differs there in line breaks, commas, quotes or brackets, as after a formatter"]
     if sorted(filter(None, mine)) == sorted(filter(None, theirs)):
-        return ["its lines stand there in another order"]
+        return ["its lines are in another order there"]
     causes: list[str] = []
     for step, from_mine, to_mine, from_theirs, to_theirs in SequenceMatcher(
         None, mine[:400], theirs[:400], autojunk=False

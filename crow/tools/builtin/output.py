@@ -1,4 +1,4 @@
-"""The output of commands: as a terminal would show it in the end, and in a file if the model gets only a part."""
+"""Shortens the output of commands to what a terminal would show in the end, and keeps long output in files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_CHARS = 8_000
 """The model sees at most this many characters of an output, about 2,000 tokens."""
 _MIN_REPEATS = 4
 _MIN_PASSED = 8
-"""At least this many lines in a row that only report passed tests are left out, but for the first."""
+"""If at least this many lines in a row only report passed tests, all but the first of them are left out."""
 _MAX_FILES = 20
-"""The output of older commands is forgotten."""
+"""The outputs of at most this many commands are kept. The oldest are removed first."""
 
-# A string without an end is taken to end with its line, so that it does not hide the output after it.
+# An escape string without an end is taken to end with its line, so that it does not hide the output after it.
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # colours and cursor movements
     r"|\](?:[^\x07\x1b]*(?:\x07|\x1b\\)|[^\x07\x1b\n]*)"  # titles, links, the clipboard
@@ -51,7 +51,7 @@ def as_shown(output: str) -> str:
         else:
             shown += [line, f"[the line above came {count:,} times in a row]"]
     if _REDRAWN.search(output):
-        shown.append("[of lines drawn again after \\r, only the last state is shown]")
+        shown.append("[lines drawn again after \\r are shown only in their last state]")
     return "\n".join(shown)
 
 
@@ -92,7 +92,7 @@ class OutputFiles:
 
     async def shown(self, output: str) -> str:
         """Return `output` as a terminal would show it, without lines that only report passed tests. If the model will
-        see only a part, keep it in a file and name the file in the last line."""
+        see only a part of it, keep the whole output in a file, and name this file in the last line."""
         is_short = len(output) <= MAX_CHARS
         whole = as_shown(output) if is_short else await anyio.to_thread.run_sync(as_shown, output)
         text = (

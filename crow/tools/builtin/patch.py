@@ -1,4 +1,4 @@
-"""Reads patches in the form that models of OpenAI are trained to write, and git's form, into changes of files.
+"""Converts patches to changes of files. It reads the form that OpenAI's models are trained to write, and git's form.
 
 A patch names files in lines such as `*** Update File: a.py`. Below each, hunks begin with `@@`, and lines with a space,
 `-` or `+` are kept, removed or added. Slips are understood only where nothing else can be meant.
@@ -17,8 +17,7 @@ from crow.domain.text import shorten
 _MAX_LINES = 50_000
 _MAX_FILES = 200
 Mark: TypeAlias = Literal[" ", "-", "+", ""]
-"""What is done with a line. An empty mark means that the line has none: it is kept, and its first character is its
-own."""
+"""Says whether a line is kept (a space), removed or added. If the mark is empty, the line has no mark, and is kept."""
 
 _FILE = re.compile(r"\*{3} (Add|Update|Delete) File: ?(.*)")
 _MOVE = re.compile(r"\*{3} Move to: ?(.*)")
@@ -56,7 +55,7 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
-    """What a patch does with one file."""
+    """The change that a patch makes to one file."""
 
     action: Literal["add", "update", "delete"]
     path: str
@@ -89,7 +88,7 @@ def parse_patch(text: str) -> tuple[FileChange, ...]:
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """Remove what stands around the patch: `*** Begin Patch` and `*** End Patch`, a code fence, and a here-document.
+    """Remove the lines around the patch: `*** Begin Patch` and `*** End Patch`, a code fence, and a here-document.
     Return the same list."""
 
     def strip() -> None:
@@ -115,7 +114,7 @@ def _unwrapped(lines: list[str]) -> list[str]:
         del lines[-1]
     for line in lines:
         if line.rstrip() in (_BEGIN, _END):  # with a space in front, it is a kept line of a file
-            raise ArgumentError(f"`{line.strip()}` stands in the middle of the patch; send one patch with all files")
+            raise ArgumentError(f"`{line.strip()}` is in the middle of the patch; send one patch with all files")
     return lines
 
 
@@ -134,7 +133,7 @@ def _joined(changes: Sequence[FileChange]) -> tuple[FileChange, ...]:
             numbered = tuple(replace(hunk, number=number) for number, hunk in enumerate(hunks, 1))
             found[change.path] = replace(known, hunks=numbered)
         else:
-            raise ArgumentError(f"the patch names {change.path} twice; say once what becomes of it")
+            raise ArgumentError(f"the patch names {change.path} twice; write all changes of a file in one section")
     return tuple(found.values())
 
 
@@ -316,7 +315,7 @@ def _hunks(path: str, body: Sequence[str]) -> tuple[Hunk, ...]:
             is_at_end = True
             continue
         if text.startswith("*** "):
-            raise ArgumentError(f"the patch has the line {_shown(text)} for {path}, which is not known")
+            raise ArgumentError(f"the patch has an unknown line for {path}: {_shown(text)}")
         if text == _NO_NEWLINE:
             continue
         if text.startswith("@@"):

@@ -67,7 +67,7 @@ class _Match:
     first: int
     """The index of the first line in the file."""
     lines: tuple[HunkLine, ...]
-    """The lines of the hunk, without a slip that was undone."""
+    """The lines of the hunk. If they had a slip, it is undone here."""
     indents: Indents
     """Converts the indentation of the hunk to that of the file."""
     is_exact: bool = True
@@ -133,7 +133,7 @@ def _locate(lines: Lines, hunk: Hunk, name: str) -> _Match:
         raise ArgumentError(f"{what} has only blank lines of {name}; add the lines before and after")
     matches = _matches(lines, hunk, name)
     if not matches:
-        raise ArgumentError(not_found(lines, old, new, name, what=what, made="what it makes"))
+        raise ArgumentError(not_found(lines, old, new, name, what=what, made="its result"))
     chosen = _chosen(lines, hunk, matches)
     if len(chosen) != 1:
         firsts = [match.first for match in (chosen or matches)[:_MAX_PLACES]]

@@ -1,15 +1,15 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
-This is a separate process because matching a regular expression may never end, and only killing the process stops it.
-The process also exits when its time is up or when nobody reads its answer. Python runs this file by its path, and the
-program uses the standard library alone. Its argument is a JSON object (see `main`). Standard input contains names
-relative to the current directory, each ended by NUL. If standard input is empty, the program walks the current
-directory instead. The answer is one line of JSON.
+The program runs in a process of its own, because matching a regular expression may never end, and can be stopped only
+by killing the process. The process also exits when its time is up or when the reader of its answer is gone. Python runs
+this file by its path, without the rest of crow, so the program uses only the standard library. Its argument is a JSON
+object (see `main`). Standard input contains file names relative to the current directory, each followed by a NUL. If
+standard input is empty, the program walks the current directory instead. The answer is one line of JSON.
 
-If ripgrep is available, it only says which files may match. This program itself always finds the matching lines, so the
-answer is the same with and without ripgrep. The program never follows symbolic links, even if git lists a file that is
-reached through one. It opens each directory on the way to a file separately, so that nobody can replace a directory
-with a link in the meantime.
+If ripgrep is available, it is used only to rule out files that cannot match. This program itself always finds the
+matching lines, so the answer is the same with and without ripgrep. The program never follows symbolic links, even if
+git lists a file that is reached through one. It opens each directory on the way to a file separately, so that nobody
+can replace a directory with a link in the meantime.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from collections.abc import Iterator, Sequence
 from unicodedata import normalize
 
 _PACKAGES = frozenset((".venv", "venv", "node_modules", ".tox", ".nox"))
-"""Directories that tools fill with installed packages. The answer names those that were left out."""
+"""Directories that tools fill with installed packages. They are left out, and the answer names them."""
 _INTERNAL = frozenset((".git", ".hg", ".svn", ".jj", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"))
-"""Directories that tools use for themselves. They are left out without a word."""
+"""Directories that tools use for themselves. They are left out, and the answer does not mention them."""
 _NOT_NAMES = ("", ".", "..")
 MAX_WALKED = 200_000
-"""At most this many files below a directory are found if git does not list them."""
+"""If git does not list the files below a directory, at most this many are found."""
 _MAX_SUMMARY = 150
 """A large tree is described in at most this many lines."""
 _MAX_KINDS = 4
@@ -47,9 +47,9 @@ _WIDE = (
     *((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32")),
     *((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")),
 )
-"""Byte order marks with their encodings. A mark that begins with another one comes first."""
+"""Byte order marks with their encodings. A mark that begins with a shorter mark comes before that mark."""
 _LINE_CHARS = 400
-"""Of a longer line, only the part around the match is returned."""
+"""If a line is longer, only the part around the match is returned."""
 _PATH_CHARS = 4_000
 _MAX_OPEN = 64
 """At most this many directories are kept open."""
@@ -57,8 +57,9 @@ _OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 _READER_CHECK_S = 0.5
 _ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])|[*+?}]\+")
-"""Matches patterns that may match a line, but not the whole text of a file: the start or end of a text is special for
-them, or they take as much as they can across lines. These patterns must be tried on each line separately."""
+"""Finds an anchor at the start or end of a text, a group such as a lookahead, or a possessive quantifier. A pattern
+with one of these may match a line, but nothing in the whole text of the file, so it must be tried on each line
+separately."""
 
 _META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100
@@ -89,10 +90,11 @@ def main() -> None:
     A request for grep also has `pattern`, `ignore_case`, `context`, `file` (the name of a single file to search, or
     null) and `ripgrep` (the program's path, or null).
 
-    The answer for a list has `names` and `total`. The answer for grep has `matches` and the lines `around` them as
-    [name, line, text], `more` (whether there are more matches), and `files` (how many files there were to search). Both
-    have `left_out`, the number of excluded files, and what else was left out: `skipped` and `folders` of
-    :class:`Skipped`. If the pattern is not a regular expression, the answer has only `fault`, which says why.
+    The answer for a list has `names` (see `summarize`) and `total`, the number of files. The answer for grep has
+    `matches` and the lines `around` them as [name, line, text], `more` (whether there are more matches), and `files`
+    (the number of files that the glob matches, with the excluded ones). Both answers have `left_out` (the number of
+    excluded files), and `skipped` and `folders` (the counts and folders of :class:`Skipped`). If the pattern is not a
+    regular expression, the answer has only `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])
@@ -121,19 +123,20 @@ def main() -> None:
 
 
 class Skipped:
-    """What a list or a search has left out, apart from excluded files."""
+    """The files and directories that a list or a search has left out, apart from excluded files."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """How many there were for each reason: `walked` (1 if files beyond `MAX_WALKED` were not looked for),
-        `unreadable` (files and directories), and for a search also `large` (more than `FILE_BYTES`), `binary`, `links`
-        (that lead out of the current directory) and `not_utf8` (searched, but characters outside ASCII cannot be found
-        in them)."""
+        """The number of files for each reason: `walked` (always 1; further files were not looked for because of
+        `MAX_WALKED`), `unreadable` (files and directories), and for a search also `large` (more than `FILE_BYTES`),
+        `binary`, `links` (that lead out of the current directory) and `not_utf8` (searched, but characters outside
+        ASCII cannot be found in them)."""
         self.folders: set[str] = set()
-        """The directories with installed packages."""
+        """The directories with installed packages that were left out."""
 
     def note_error(self, error: OSError) -> None:
-        """Count what could not be opened, unless nothing is there or its directory is reached through a link."""
+        """Count a file or directory that could not be opened. It is not counted if it does not exist, or if its
+        directory is reached through a link."""
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL):
             self.counts["unreadable"] += 1
 
@@ -164,7 +167,7 @@ class _Exclusion:
 class Folders:
     """Opens files and directories below the current directory, never through a link.
 
-    A directory stays open as long as each next name is below it. Therefore, opening many names is fast if they are
+    A directory stays open while the names that are opened next are below it. So opening many names is fast if they are
     sorted.
     """
 
@@ -188,7 +191,7 @@ class Folders:
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
 
     def entries(self, folder: str) -> list[tuple[str, bool]]:
-        """Return the sorted names in a directory, each with whether it is a directory. A link is none.
+        """Return the sorted names in a directory, each with whether it is a directory. A link does not count as one.
 
         :raises OSError: the directory cannot be read, or a part of its path is a link.
         """
@@ -252,8 +255,8 @@ def limit_lifetime(seconds: int) -> None:
 
 
 def _find_files(skipped: Skipped) -> set[str]:
-    """Return the existing files among those that standard input names. If standard input is empty, return all files
-    below the current directory."""
+    """Return the existing files that standard input names, and the files below the directories that it names. If
+    standard input is empty, return all files below the current directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
         return set(walk("", skipped))
@@ -302,15 +305,15 @@ def _described(directory: str | int) -> list[tuple[str, bool]]:
 
 
 def filter_names(names: list[str], glob: str) -> list[str]:
-    """Return the names that the glob matches. With `!` in front, return the names that the rest of the glob does not
-    match. Without a slash, a glob is compared with the last part of a name or, after `!`, with each part. A glob may be
-    absolute."""
+    """Return the names that the glob matches. If the glob begins with `!`, return the names that its rest does not
+    match. A glob without a slash is compared with the last part of a name or, after `!`, with each part of a name. A
+    glob may be absolute."""
     glob, is_wanted = normalize("NFC", glob), not glob.startswith("!")
     glob = glob if is_wanted else glob[1:].rstrip("/")
     glob_here = glob.removeprefix(f"{normalize('NFC', os.getcwd())}/")
     try:
         expression = re.compile(glob_expression(glob_here))
-    except re.error:  # such as `[user-id]`, the name of a directory
+    except re.error:  # `[user-id]` is a usual name of a directory, but `r-i` is not a valid range of characters
         expression = re.compile(glob_expression(glob_here.replace("[", "[[]")))
 
     def matches(name: str) -> bool:
@@ -357,8 +360,9 @@ def glob_expression(pattern: str) -> str:
 def summarize(names: list[str], limit: int) -> list[str]:
     """Return the sorted names or, if there are more than `limit`, at most `_MAX_SUMMARY` lines about them.
 
-    The largest directories are opened as long as the lines suffice. One line names each other directory, with the
-    number of its files and their kinds. Of many files of one kind in one directory, only the first are named.
+    The largest directories are opened, that is, their files and directories are listed, as long as there are lines
+    left. Every other directory gets one line, with the number of its files by kind. If an opened directory has many
+    files of one kind, only the first of them are named.
     """
     if len(names) <= limit:
         return names
@@ -401,8 +405,8 @@ def summarize(names: list[str], limit: int) -> list[str]:
 
 
 def _lines_of(files: list[str], shown: int) -> list[str]:
-    """Return the lines about the files of one directory. Of each kind, at most `shown` files are named, or two more if
-    that names them all."""
+    """Return the lines about the files of one directory. At most `shown` files of each kind are named, or `shown` + 2
+    if the kind has no more files than that."""
     kinds: dict[str, list[str]] = {}
     for name in files:
         kinds.setdefault(_kind_of(name), []).append(name)
@@ -474,8 +478,8 @@ def is_shared(pattern: str) -> bool:
 
 
 def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str]:
-    """Remove the names of files in which ripgrep finds nothing. If ripgrep fails on a group of files, at least all
-    names in this group are kept."""
+    """Return the names without those of files in which ripgrep finds nothing. If ripgrep fails on a group of files, all
+    names of this group are kept. If ripgrep does not accept the pattern, all names are kept."""
     command = [ripgrep, *_RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{_OUTSIDE_ASCII}", "--"]
     candidates = [name for name in names if _is_searchable(name)]
     wanted = set(names).difference(candidates)
@@ -488,7 +492,7 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
 
 
 def _is_searchable(name: str) -> bool:
-    """Return whether ripgrep may read this file: any file except links, pipes and very large files."""
+    """Return whether ripgrep may read this file: it must be a regular file of at most `FILE_BYTES`."""
     try:
         status = os.lstat(name)
     except OSError:
@@ -519,7 +523,7 @@ def _run_program(command: list[str]) -> tuple[int, bytes]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             check=False,
-            # these variables may name libraries in the workspace
+            # variables that begin with LD_ or DYLD_ may name libraries in the workspace
             env={name: value for name, value in os.environ.items() if not name.startswith(("LD_", "DYLD_"))},
         )
     except OSError:
@@ -535,7 +539,7 @@ def _text_of(name: str, folders: Folders, skipped: Skipped) -> str:
         if error.errno != errno.ELOOP:  # O_NOFOLLOW refuses links
             skipped.note_error(error)
         elif not os.path.realpath(name).startswith(f"{os.getcwd()}/".replace("//", "/")):
-            skipped.counts["links"] += 1  # another link leads to a file that is searched anyway
+            skipped.counts["links"] += 1  # a link to a file that is searched anyway is not counted
         return ""
     try:
         status = os.fstat(file)

@@ -34,11 +34,12 @@ from crow.tools.protection import SECRET_PLACES
 
 _MAX_LISTED = 200
 _MAX_MATCHING = 500
-"""At most this many names are listed. Larger trees, or more files that match a pattern, are summarized."""
+"""At most this many names are listed: `_MAX_LISTED`, or `_MAX_MATCHING` with a pattern. If there are more, they are
+summarized."""
 _MAX_MATCHES = 200
 _MAX_CONTEXT = 20
 _MAX_CONTEXT_LINES = 500
-"""With context, there are fewer matches, so that there are at most about this many lines."""
+"""With context, fewer matches are shown, so that the answer has at most about this many lines."""
 _MAX_FOLDERS = 3
 """At most this many of the directories that were left out are named."""
 TIMEOUT_S = 60.0

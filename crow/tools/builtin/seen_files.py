@@ -1,4 +1,4 @@
-"""What the model knows of the files that it has read or written."""
+"""Remembers which lines of which files the model has read or written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from crow.tools.in_context import CallPart, InContext, always
 
 _MAX_CHARS = 1_000_000
+"""A longer text is remembered only by its fingerprint."""
 _MAX_ALL_CHARS = 8_000_000
-"""Longer texts, and those noted longest ago, are remembered only by their fingerprint."""
+"""If all texts together are longer, those that were noted longest ago are remembered only by their fingerprints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class _SeenLines:
 
 @dataclass(slots=True)
 class _SeenFile:
-    """What is known of one file."""
+    """The lines of one file that the model knows."""
 
     fingerprint: tuple[int, int]
     """The length and the hash of the text that was noted last."""
@@ -39,8 +40,8 @@ class SeenFiles:
     does not overwrite later changes by others, and does not replace lines that it has never seen.
 
     The model may edit a file that it has never read, because an edit must match the file's text anyway. `in_context`
-    tells whether a part of an earlier call is still in the model's context. A result that was shortened or hidden there
-    is not, and neither is one that was compacted or undone. If `in_context` is None, the model knows all files.
+    tells whether a part of an earlier call is still in the model's context. A part that was shortened, hidden,
+    compacted or undone is no longer there. If `in_context` is None, the model knows all files.
     """
 
     def __init__(self, in_context: InContext | None = always) -> None:
@@ -50,7 +51,8 @@ class SeenFiles:
         self._chars = 0
 
     def note_read(self, path: Path, text: str, lines: Iterable[range], call_id: str) -> None:
-        """Note that a call has read the file, which holds `text`. Its result has these lines of it, counted from 0."""
+        """Note that a call has read the file, which holds `text`. The result of the call has these `lines` of the text,
+        counted from 0."""
         self._follow(path, text)
         sources = frozenset([CallPart(call_id, "result")])
         for each in lines:
@@ -80,8 +82,8 @@ class SeenFiles:
 
     def unread_lines(self, path: Path, text: str, *, reader: str = "") -> Sequence[range]:
         """Return the lines of the file, which holds `text`, that the model does not know, counted from 0. `reader` is
-        the call for which the lines have to be known. If it is empty, lines count that any model of the session
-        knows."""
+        the id of a call: only the lines that the model of this call knows count as known. If `reader` is empty, the
+        lines that any model of the session knows count."""
         in_context, file = self._in_context, self._files.get(path)
         if in_context is None:
             return []
@@ -96,8 +98,8 @@ class SeenFiles:
         return file is not None and file.fingerprint != _fingerprint(text)
 
     def changed_lines(self, path: Path, text: str) -> range | None:
-        """Return the lines of `text` (counted from 0) within which the file has changed since then. The range is empty
-        where lines were only removed. Return None if the old text is no longer known."""
+        """Return the lines of `text` (counted from 0) within which the file has changed since the model read or wrote
+        it. The range is empty where lines were only removed. Return None if the old text is no longer known."""
         known = self._texts.get(path)
         return None if known is None else changed_ranges(known, text)[1]
 
@@ -124,13 +126,13 @@ class SeenFiles:
 
 
 def line_count(text: str) -> int:
-    """Return how many lines `text` has. The line end of the last line begins no other line."""
+    """Return how many lines `text` has. A line end at the end of the text does not begin another line."""
     return text.count("\n") + (not text.endswith("\n") and text != "")
 
 
 def changed_ranges(old: str, new: str) -> tuple[range, range]:
-    """Return the lines of `old`, counted from 0, outside of which nothing differs from `new`, and the lines of `new`
-    that are in their place. Either range may be empty."""
+    """Return the range of lines of `old`, counted from 0, that contains all differences from `new`, and the range of
+    lines of `new` that takes its place. Either range may be empty."""
     before, after = old.split("\n"), new.split("\n")
     shorter = min(len(before), len(after))
     first = next((at for at in range(shorter) if before[at] != after[at]), shorter)

@@ -1,6 +1,6 @@
 """The in-process MCP server that offers the built-in tools.
 
-Calls of built-in tools use MCP like all other calls: it carries the name, the arguments, progress messages with the
+Calls of built-in tools use MCP like all other calls: MCP carries the name, the arguments, progress messages with the
 output so far, cancellation, and whether the call failed. MCP has no fields for the rest, such as the plan, the diff and
 the skill. Because client and server share a process, they exchange these through a shared table of notes: the client
 adds a note about the call, the message carries the number of the note in `_meta`, and the server writes the outcome

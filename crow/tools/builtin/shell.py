@@ -31,16 +31,17 @@ _DEFAULT_ACCESS: CommandAccess = "read"
 _DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 _MAX_COMMAND_BYTES = 125_000
-"""Linux accepts no argument of 131,072 bytes. Crow adds some text to the command line."""
+"""Linux accepts no argument of 131,072 bytes or more, and crow adds some text to the command line."""
 _MAX_WAIT_S = 600
 _FIRST_OUTPUT_S = 0.3
-"""How long the start of a background command waits for its first output, in seconds. Most errors come within it."""
+"""How long the start of a background command waits for its first output, in seconds. Most errors come within this
+time."""
 _HOSTS_CHARS = 400
 _SILENT_CHARS = 200
 """A command that prints less may have failed without saying why."""
 
 _HIDES = re.compile(r"\|\||;|\n|2>\s*/dev/null|&>")
-"""Matches what lets a command line succeed although a part of it failed."""
+"""Matches the parts of a command line because of which it may succeed although one of its commands failed."""
 _ERROR = re.compile(r"[\w./+-]{1,60}: |(?i:error|warning|fatal|npm \w+!?)\b")
 """Matches the beginning of an error message of a program."""
 _NEEDS_NETWORK = re.compile(
@@ -54,7 +55,7 @@ _NEEDS_NETWORK = re.compile(
 
 async def _plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
     access = await _effective_access(context, args)
-    # in a layer, the user is asked after the command has run, about what it has changed
+    # in a layer, the user is asked about the changes after the command has run
     layered = access != "full" and await _layers_for(context, args) is not None
     return PlannedCall(
         announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
@@ -86,7 +87,7 @@ async def _effective_access(context: ToolContext, args: Arguments) -> CommandAcc
 
 async def _layers_for(context: ToolContext, args: Arguments) -> Layers | None:
     """Return the layers if the command runs in one, otherwise None. A background command with the access `write` runs
-    without a layer, because it may watch files: a mounted layer does not notify it of what others change."""
+    without a layer, because it may watch files, and a mounted layer does not notify it of changes by others."""
     layers = context.workspace.layers
     watches = args.get("background", False) and args.get("access") == "write"
     is_layered = layers is not None and not watches and await layers.works()
@@ -152,7 +153,7 @@ async def _run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def _start_job(invocation: ToolInvocation, command: str, access: CommandAccess, layers: Layers | None) -> Outcome:
-    """Start a command in the background, in a layer if possible. Return what it prints in the first moments."""
+    """Start a command in the background, in a layer if possible. Return its output of the first moments."""
     own = None
     if layers is not None and invocation.planned is not None:
         layer = await layers.open()
@@ -222,8 +223,8 @@ async def _run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def _job_outcome(invocation: ToolInvocation, job: Job, status: str, *, settles: bool = True) -> Outcome:
-    """Return what a background command has printed since the last call. If `settles`, also decide about the changes in
-    its layer, and say what was decided."""
+    """Return the output of a background command since the last call. If `settles` is set, also decide about the changes
+    in its layer, and report the decision."""
     context = invocation.context
     settled = await settle_job(invocation, job) if settles else Settled()
     output = job.take_output()

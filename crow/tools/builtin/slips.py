@@ -25,13 +25,13 @@ class Meant:
     remark: str = ""
     """Which slip was undone, for the model. Empty if the texts are as the model gave them."""
     is_whole_lines: bool = False
-    """The texts may only match whole lines, because the slip is possible only there: within a line, `-` and numbers
-    are likely to be meant."""
+    """If set, the texts must match whole lines. Within a line, a `-` or a number is probably meant, so it is no
+    slip."""
 
 
 def without_slips(old: str, new: str) -> Iterator[Meant]:
-    """Yield the texts without each slip that they have, the most certain slip first. Texts between which nothing would
-    change are left out."""
+    """For each slip that the texts have, yield the texts without it, the most certain slip first. If the old and the
+    new text would then be the same, they are left out."""
     for slip in _SLIPS:
         for meant in slip(old, new):
             if meant.old and meant.old != meant.new:
@@ -47,7 +47,8 @@ _ESCAPED = {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}
 
 
 def _without_numbers(old: str, new: str) -> Iterator[Meant]:
-    """Undo line numbers in front of each line, as grep and other agents show them. Some put a space after them."""
+    """Undo line numbers in front of each line, as grep and other agents show them. Some agents put a space after the
+    numbers."""
     found = [_NUMBER.match(line) for line in old.removesuffix("\n").split("\n")]
     numbers = [int(match[1]) if match else -1 for match in found]
     if -1 in numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -109,7 +110,7 @@ def _without_escapes(old: str, new: str) -> Iterator[Meant]:
 
 def _without_blank_lines(old: str, new: str) -> Iterator[Meant]:
     """Leave out the blank lines before and after the old text, and as many before and after the new text."""
-    # The first line end at the end belongs to the last line.
+    # The first of the line ends at the end belongs to the last line with text.
     before, after = len(old) - len(old.lstrip("\n")), max(0, len(old) - len(old.rstrip("\n")) - 1)
     is_shared = new.startswith("\n" * before) and new.endswith("\n" * (after + 1)) and len(new) > before + after
     is_shared = is_shared or (not after and new.startswith("\n" * before))

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 _MAX_CHARS = 300_000
 _MAX_YAML_CHARS = 40_000
-"""Longer YAML is not checked, and no file with more than `_MAX_CHARS` characters."""
+"""YAML with more characters than this is not checked. For other files, the limit is `_MAX_CHARS`."""
 
 _PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 _WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", "settings", "launch", "tasks", "extensions")

@@ -37,7 +37,7 @@ _NO_LAYERS = (
 
 
 async def _open_layer(layers: Layers | None, task_id: str, *, is_new: bool) -> ChildLayer | None:
-    """Open the layer of a subagent. Return None if it has no layer and `is_new` is false.
+    """Open the layer of a subagent. If there is none, create it if `is_new` is set, otherwise return None.
 
     :raises ~crow.domain.errors.ArgumentError: there are no layers here, or the layer cannot be used.
     """
@@ -64,7 +64,7 @@ async def new_layer(layers: Layers | None, task_id: str) -> ChildLayer:
 
 
 async def describe_changes(workspace: Workspace, task_id: str) -> str:
-    """Tell the model what a subagent has changed in its layer. Remove the layer if nothing has changed.
+    """Return a text for the model about the changes of a subagent in its layer. Remove the layer if there are none.
 
     :raises ~crow.domain.errors.ArgumentError: the layer cannot be used.
     """
@@ -110,8 +110,8 @@ def _shown_diffs(diffs: tuple[Diff, ...]) -> list[str]:
 
 
 def plan_settling(args: Mapping[str, Any]) -> PlannedCall:
-    """Plan a call that decides about the changes of a task. :raises ~crow.domain.errors.ArgumentError: it names no
-    task."""
+    """Plan a call that decides about the changes of a task. :raises ~crow.domain.errors.ArgumentError: the call names
+    no task."""
     task_id = args.get("resume")
     if not task_id:
         raise ArgumentError("changes is given without resume; expected the id of the task whose changes are meant")
@@ -125,7 +125,7 @@ def plan_settling(args: Mapping[str, Any]) -> PlannedCall:
 
 
 async def settle_task(invocation: ToolInvocation, args: Mapping[str, Any]) -> Outcome:
-    """Keep, merge or drop what a subagent has changed in its layer.
+    """Keep, merge or drop the changes that a subagent has made in its layer.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such task, it still works, or it has no layer.
     """
@@ -204,8 +204,8 @@ def _remarks(made: Merge) -> list[str]:
 
 
 async def _move_in(invocation: ToolInvocation, layers: Layers, child: ChildLayer, made: Merge) -> None:
-    """Move changes into the workspace. What undoes them is recorded first. The layer is removed, unless conflicts are
-    left in it. See :func:`crow.tools.layers.apply` for the errors."""
+    """Move changes into the workspace. First record how to undo them. The layer is removed, unless conflicts are left
+    in it. See :func:`crow.tools.layers.apply` for the errors."""
     paths = [each.name for each in made.changes.operations if not each.is_meta]
     with anyio.CancelScope(shield=True):
         change_set = await layers.prepare_merge(child, made, {"call": invocation.call_id})

@@ -28,13 +28,13 @@ class TextFile:
     """The text of a file."""
 
     text: str
-    """The text. Bytes that the encoding does not explain are lone surrogates."""
+    """The text. Bytes that cannot be decoded are lone surrogates."""
     encoding: str = "utf-8"
     """The name of the encoding."""
 
     @property
     def shown(self) -> str:
-        """The text for people and models: U+FFFD stands for bytes that the encoding does not explain."""
+        """The text for people and models: U+FFFD stands for bytes that cannot be decoded."""
         return self.text if self.text.isascii() else _SURROGATE.sub("�", self.text)
 
     @property
@@ -45,20 +45,22 @@ class TextFile:
     def encode(self, text: str, what: str) -> bytes:
         """Return `text` in the encoding of this file.
 
-        :raises ~crow.domain.errors.ArgumentError: the encoding does not have a character; the message names `what`.
+        :raises ~crow.domain.errors.ArgumentError: the encoding does not have a character of `text`; the message names
+            `what`.
         """
         try:
             return text.encode(self.encoding, "surrogateescape" if self.encoding == "utf-8" else "strict")
         except UnicodeEncodeError as error:
             character = text[error.start]
             raise ArgumentError(
-                f"{what} has {character!r} (U+{ord(character):04X}), which {self.encoding}, the encoding of the file, "
-                "does not have; write it in another way"
+                f"{what} has {character!r} (U+{ord(character):04X}), but the encoding of the file, {self.encoding}, "
+                "does not have this character; write it in another way"
             ) from None
 
 
 async def read_text_file(workspace: Workspace, path: Path) -> TextFile | None:
-    """Read a file. An open editor gives the text of a file in UTF-8. Return None for a binary file.
+    """Read a file. If it is UTF-8 and open in the editor, the text comes from the editor. Return None for a binary
+    file.
 
     :raises OSError: the file cannot be read.
     """
@@ -98,7 +100,7 @@ def _is_plausible(file: TextFile, data: bytes) -> bool:
         return False
     match file.encoding:
         case "utf-8":
-            # A few stray bytes do not make another encoding of a text that is UTF-8 otherwise.
+            # A text that is UTF-8 apart from a few stray bytes is probably not in another encoding.
             strays = len(_SURROGATE.findall(file.text))
             others = sum(not character.isascii() for character in file.text) - strays
             return strays <= others

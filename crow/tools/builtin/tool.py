@@ -58,7 +58,7 @@ class Builtin:
     kind: CallKind
     """The kind of each of its calls, including invalid ones."""
     access: Access
-    """What each of its calls accesses, including invalid ones."""
+    """The access of each of its calls, including invalid ones."""
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
     """Describes a call and finds errors in it without changing anything. May raise
     :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front."""
@@ -90,7 +90,7 @@ class ToolContext:
     jobs: Jobs
     """The commands that run in the background."""
     seen_files: SeenFiles = field(default_factory=SeenFiles)
-    """What the model knows of the files that it has read or written."""
+    """Remembers which lines of which files the model has read or written."""
     outputs: OutputFiles = field(default_factory=OutputFiles)
     """The files with the whole outputs of commands, for outputs that were shortened for the model."""
     skills: tuple[SkillInfo, ...] = ()
@@ -127,11 +127,11 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """What a tool gets in addition to the arguments of a call."""
+    """The data that a tool gets in addition to the arguments of a call."""
 
     context: ToolContext
     ports: Ports
-    """What the session offers to tools."""
+    """The parts of the session that tools may use."""
     call_id: str
     on_output: OnOutput
     """Shows the user a piece of output while the call runs."""
@@ -323,7 +323,7 @@ def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, whe
     """Return the arguments, converted to the schema's types. Arguments that are null, or that the schema does not have,
     are left out. `where` is the path to a nested object.
 
-    :raises ~crow.domain.errors.ArgumentError: an argument is missing, or of another type.
+    :raises ~crow.domain.errors.ArgumentError: an argument is missing, or does not fit the schema.
     """
     properties: Mapping[str, Any] = schema["properties"]
     unknown = [name for name in given if name not in properties]

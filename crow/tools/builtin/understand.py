@@ -85,8 +85,8 @@ _SILENT = frozenset({"description", "explanation", "purpose", "justification"})
 
 
 def understood(call: ToolCall, offered: Collection[str], specs: Mapping[str, ToolSpec]) -> ToolCall:
-    """Return `call` in terms of crow's tools, or as it is if it needs no change or is not clear. `offered` are the
-    names of all tools that the model can use, and `specs` are the built-in ones."""
+    """Return `call` in terms of crow's tools. Return it unchanged if it needs no change, or if its meaning is not
+    clear. `offered` are the names of all tools that the model can use, and `specs` are the built-in ones."""
     if call.fault is not None:
         return _bare_patch(call) if call.name == "apply_patch" else call
     try:

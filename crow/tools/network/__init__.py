@@ -22,13 +22,13 @@ class HostVerdict:
     refusal: str = ""
     """Why the command may not reach the host, in words for the model. Empty if it may."""
     is_named: bool = False
-    """A rule that the user wrote names exactly this host, so it may also be on a private network."""
+    """A rule that the user wrote names exactly this host, so the host may also be on a private network."""
     also: tuple[Host, ...] = ()
     """Other hosts for which the same decision holds: those of the same registry."""
     is_read_only: bool = False
     """Only `GET` and `HEAD` are allowed, where crow can see the request."""
     is_lasting: bool = True
-    """The decision holds until the command ends. If false, the next connection to the host needs a new one."""
+    """The decision holds until the command ends. If false, the next connection to the host needs a new decision."""
 
 
 class Clock(Protocol):

@@ -56,8 +56,8 @@ class Credential:
     header: str = "Authorization"
     """The name of the header."""
     access: Literal["read", "ask", "write"] = "ask"
-    """Whether commands may change something with the credential: never, if the user allows the change, or without a
-    question."""
+    """Whether commands may use the credential for requests that change something: never (`read`), if the user allows it
+    (`ask`), or always (`write`)."""
     ca_file: Path | None = None
     """More certificate authorities to trust at this host."""
 
@@ -74,7 +74,7 @@ class Added:
 
 class Credentials:
     """The credentials that the commands of one session can use. `on_secret` is called with each secret that was read,
-    so that others can mask it."""
+    so that it can be masked elsewhere, too."""
 
     def __init__(
         self, credentials: Sequence[Credential] = (), on_secret: Callable[[str], object] = lambda _secret: None

@@ -1,8 +1,8 @@
 """The helper that works in the namespaces of commands: it opens sockets there, and refreshes mounted layers.
 
-A process of its own with nothing but the standard library, because only a process with one thread may enter a user
-namespace. For each request that it reads, it forks a child. The child enters the namespaces of a process, does what the
-request asks for, and answers. The helper ends when crow closes the connection.
+It is a process of its own, because only a process with a single thread may enter a user namespace. It uses only the
+standard library. For each request that it reads, it forks a child. The child enters the namespaces of a process, does
+what the request asks for, and answers. The helper ends when crow closes the connection.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _is_shared(pid: int, kind: str) -> bool:
 
 
 def _refresh(libc: ctypes.CDLL, pid: int, roots: list[bytes]) -> None:
-    """Mount the overlays at `roots` again for the command whose first process is `pid`. A mounted overlay goes on
-    showing the old version of a file that was replaced in the tree below it. Mounting it again makes it look anew.
+    """Mount the overlays at `roots` again for the command whose first process is `pid`. If a file in the tree below an
+    overlay is replaced, the overlay shows the old version of the file until it is mounted again.
 
     :raises OSError: the namespace cannot be entered, or the kernel refused to mount.
     """
@@ -69,8 +69,8 @@ def _send_listener(connection: socket.socket, port: int) -> None:
 def main() -> None:
     """Serve requests on the socket whose number is the first argument.
 
-    The answer to `listen PID PORT` is a listening socket, and that to `refresh PID ROOT...` a zero byte. Zero bytes
-    separate the parts of a request. Any other answer is an error message.
+    The answer to `listen PID PORT` is a listening socket, and the answer to `refresh PID ROOT...` is a zero byte. Zero
+    bytes separate the parts of a request. Any other answer is an error message.
     """
     connection = socket.socket(fileno=int(sys.argv[1]))
     libc = ctypes.CDLL(None, use_errno=True)

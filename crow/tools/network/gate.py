@@ -14,7 +14,7 @@ _MAX_HOSTS = 200
 """After this many decisions, a command reaches no further hosts."""
 _MAX_SHOWN = 5
 _PRIVATE = (
-    "is an address or a name of a private network; the user can allow it by its name alone, with a rule such as "
+    "is an address or a name of a private network; the user can allow it only with a rule that names it, such as "
     "network({host}) in config.toml under [permissions]"
 )
 
@@ -45,8 +45,8 @@ class Gate:
         return any(not verdict.refusal for verdict in self._verdicts.values())
 
     async def verdict(self, host: Host, clock: Clock, use: Use | None = None) -> HostVerdict:
-        """Return whether the command may reach a host, and use a credential there. `clock` is stopped while this takes
-        a new decision."""
+        """Return whether the command may reach a host, and use a credential there. `clock` is stopped while a new
+        decision is made."""
         about = str(host) if use is None or not use.place else use.words
         known = self._verdicts.get(about)
         if known is None:
@@ -63,8 +63,8 @@ class Gate:
             self.refused.setdefault(str(host), reason)
 
     async def _decide(self, about: str, host: Host, use: Use | None) -> HostVerdict:
-        """Ask `judge`, and remember a lasting decision under `about`. If it allows something, it also holds for plain
-        reading at this host."""
+        """Ask `judge`, and remember a lasting decision under `about`. If a use of a credential is allowed, requests to
+        this host that change nothing are allowed, too."""
         if len(self._verdicts) >= _MAX_HOSTS:
             return HostVerdict(refusal=f"the command asked for more than {_MAX_HOSTS} hosts")
         found = await self._judge(host, use)

@@ -59,7 +59,7 @@ def parse_host(text: str, default_port: int | None = None) -> Host:
 
 
 def covers_host(pattern: str, host: str) -> bool:
-    """Return whether the pattern of a rule covers a host, which is written as `str(Host)` does.
+    """Return whether the pattern of a rule covers a host. `host` has the form of `str(Host)`.
 
     `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
     registries. `:*` covers all ports. Without a port, a pattern covers the usual ports. With one of the usual ports, it

@@ -59,7 +59,7 @@ class Listeners:
                     await anyio.wait_readable(connection)
                     answer, handles, _, _ = socket.recv_fds(connection, 256, 1)
             except BaseException:
-                await self._helper.close()  # its next answer would belong to this question
+                await self._helper.close()  # a late answer would be taken for the answer to the next request
                 raise
             if not answer:
                 await self._helper.close()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Masked:
-    """Replaces each secret in a stream of bytes by asterisks, as many as it has bytes. It does no I/O.
+    """Replaces each byte of a secret in a stream of bytes by an asterisk. It does no I/O.
 
     If a piece ends with what may be the beginning of a secret, `feed` holds these bytes back until the next call.
     """
@@ -16,7 +16,7 @@ class Masked:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece of the body, and return what may be passed on."""
+        """Take a piece of the body, and return the bytes that may be passed on."""
         data = self.whole(self._held + data)
         held = max((_begun(data, secret) for secret in self._secrets), default=0)
         self._held = data[len(data) - held :]

@@ -1,9 +1,10 @@
 """The HTTP proxy through which a confined command reaches the hosts that the user has allowed.
 
-`CONNECT` carries only TLS, and each ClientHello must name the host of the request. A plain request is parsed and
-written anew, over a connection of its own, so that a command cannot reach one host through another. Crow resolves the
-names itself and connects to the addresses that it has checked. The proxy cannot see what is inside of TLS, except at
-hosts for which the user has a credential. There, it answers with a certificate of its own and adds the credential.
+A `CONNECT` tunnel carries only TLS, and each ClientHello in it must name the host of the request. A plain request is
+parsed, and sent again over a new connection, so that a command cannot reach one host through another. Crow resolves the
+names of hosts itself, and connects only to addresses that it has checked. The proxy cannot see what is inside TLS,
+except for hosts for which the user has a credential: it answers in place of such a host, with a certificate of its own,
+and adds the credential to the requests.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _HOP_BY_HOP = frozenset(
         b"alt-svc",
     )
 )
-"""Headers that are not passed on, because they are about one connection. `_framing` adds those about the body again,
-and `_forward` adds Host."""
+"""Headers that are not passed on, because they are about one connection. `_framing` adds the header about the length of
+the body again, and `_forward` adds Host."""
 _NOT_WITH_CREDENTIAL = frozenset(
     (
         *(b"cookie", b"accept-encoding", b"range", b"if-range", b"forwarded", b"x-original-url", b"x-rewrite-url"),
@@ -73,13 +74,15 @@ _Headers = Sequence[tuple[bytes, bytes]]
 
 
 async def resolve_host(name: str, port: int, allow_private: bool) -> str:
-    """Return a checked address of a host. :raises ~crow.domain.errors.ArgumentError: it has none."""
+    """Return an address of a host to which crow may connect. :raises ~crow.domain.errors.ArgumentError: there is
+    none."""
     remedy = f"the user can allow it with a rule such as network({name}) in config.toml under [permissions]"
     return await checked_address(name, port, allow_private=allow_private, remedy=remedy)
 
 
 class Proxy:
-    """The :class:`crow.tools.network.CommandNetwork` of one command. `gate` decides about hosts."""
+    """The :class:`crow.tools.network.CommandNetwork` of one command. `gate` decides which hosts the command may
+    reach."""
 
     def __init__(self, gate: Gate, resolve: Resolve = resolve_host) -> None:
         self._gate = gate
@@ -94,7 +97,7 @@ class Proxy:
             tasks.start_soon(self._accept, listener, clock, credentials)
             try:
                 yield
-            except Exception as error:  # noqa: BLE001  # the task group would wrap it in a group
+            except Exception as error:  # noqa: BLE001  # the task group would wrap the error in an ExceptionGroup
                 failure = error
             tasks.cancel_scope.cancel()
         if failure is not None:
@@ -106,7 +109,7 @@ class Proxy:
             anyio.create_task_group() as tasks,
         ):
             while True:
-                await self._slots.acquire()  # before a connection takes one of crow's open files
+                await self._slots.acquire()  # wait here, before an accepted connection takes one of crow's open files
                 try:
                     stream = await accepting.accept()
                 except OSError as error:
@@ -129,8 +132,8 @@ class _Refused(Exception):
     """The proxy refuses a request."""
 
     def __init__(self, status: int, host: Host | str, reason: str) -> None:
-        """`status` is the HTTP status of the answer, and `reason` is for the model. `host` is what the request is
-        about, or a text of the request if it names no valid host."""
+        """`status` is the HTTP status of the answer, and `reason` is for the model. `host` is the host to which the
+        request goes, or a part of the request's text if the request names no valid host."""
         super().__init__(reason)
         self.status = status
         self.host = host
@@ -138,7 +141,7 @@ class _Refused(Exception):
 
 
 class _Connection:
-    """One connection of a command on which it sends HTTP requests: to the proxy, or inside of TLS to a host in whose
+    """One connection on which a command sends HTTP requests: to the proxy itself, or, inside TLS, to a host in whose
     place the proxy answers."""
 
     _default_port: int
@@ -176,7 +179,7 @@ class _Connection:
             logger.info("A connection of a command ended: %s", error)
 
     async def _handle(self, request: h11.Request) -> bool:
-        """Answer a request. Return whether another one may follow. :raises _Refused: it is not answered."""
+        """Answer a request. Return whether another request may follow. :raises _Refused: the request is refused."""
         raise NotImplementedError
 
     async def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -244,7 +247,8 @@ class _Connection:
             tasks.cancel_scope.cancel()
 
     async def _send_body(self, http: h11.Connection, upstream: anyio.abc.ByteStream) -> None:
-        """Send the body of the command's request to the host. End without an error if either is gone."""
+        """Send the body of the command's request to the host. End without an error if the command or the host is
+        gone."""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, h11.ProtocolError, OSError):
             while True:
                 event = await self._next()
@@ -314,8 +318,8 @@ class _ProxyConnection(_Connection):
         return False
 
     async def _connect(self, host: Host, *, is_plain: bool, method: bytes = b"") -> anyio.abc.SocketStream:
-        """Connect to a host, if the command may reach it. `is_plain` says that the request is not inside of TLS, and
-        `method` is its method. :raises _Refused: the command may not, or the host cannot be reached."""
+        """Connect to a host, if the command may reach it. `is_plain` says that the request is not inside TLS; its
+        method is then `method`. :raises _Refused: the command may not reach the host, or the connection fails."""
         verdict = await self._gate.verdict(host, self._clock)
         if verdict.refusal:
             raise _Refused(403, host, verdict.refusal)
@@ -385,8 +389,7 @@ class _CredentialConnection(_Connection):
         self._credentials = credentials
         self._checking = checking
         self._is_added = False
-        """Whether crow has added the credential to the current request. If the command sets the header itself, it does
-        not."""
+        """Whether crow adds the credential to the current request. False if the command sets the header itself."""
 
     async def _handle(self, request: h11.Request) -> bool:
         host, text = self._credential.host, request.target.decode("ascii", "replace")
@@ -465,7 +468,8 @@ def _failed_handshake(error: Exception) -> str:
             "the program does not trust the certificate with which crow adds the user's credential; it may ignore "
             "$SSL_CERT_FILE"
         )
-    return f"no TLS connection with HTTP/1.1 to exactly this host: {reason or 'the program ended it'}"
+    cause = reason or "it ended the connection"
+    return f"the program did not begin TLS with HTTP/1.1 and the name of exactly this host: {cause}"
 
 
 def _check_version(request: h11.Request) -> None:
@@ -484,8 +488,8 @@ def _parsed(target: bytes) -> Host:
 
 
 def _target(request: h11.Request) -> tuple[Host, bytes]:
-    """Return the host of a plain request and the target for its server. :raises _Refused: the request is not for a
-    proxy, or not plain."""
+    """Return the host of a plain request, and the request target to send to this host. :raises _Refused: the request is
+    not for a proxy, or not plain."""
     text = request.target.decode("ascii", "replace")
     shown = safe(text[:100])
     if request.method not in _METHODS:

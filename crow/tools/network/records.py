@@ -36,7 +36,7 @@ class ClientRecords:
         """Whether the first ClientHello was checked."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what the client has sent, and return what may be forwarded.
+        """Take bytes from the client, and return the bytes that may be forwarded.
 
         :raises ~crow.domain.errors.ArgumentError: this is not TLS, or it names another host.
         """
@@ -161,7 +161,7 @@ class _Reader:
         return int.from_bytes(self.take(size))
 
     def vector(self, size: int) -> _Reader:
-        """Return what follows its own length, which has `size` bytes."""
+        """Read a length of `size` bytes, and return a reader for that many of the following bytes."""
         return _Reader(self.take(self.number(size)))
 
     def rest(self) -> bytes:

@@ -1,6 +1,6 @@
 """The package registries that a project's tools use: the usual ones, and those that its files name.
 
-A workspace is untrusted. What its files name is only shown to the user, and counts only after their answer.
+A workspace is untrusted. The hosts that its files name are shown to the user, and used only if the user allows them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _SETTINGS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 
 _MAX_BYTES = 200_000
 _MAX_NAMED = 4
-"""Of the hosts that a project's files name, only this many are used."""
+"""At most this many of the hosts that a project's files name are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

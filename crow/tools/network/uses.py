@@ -20,7 +20,7 @@ _MAX_PATH = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a request does with a credential."""
+    """The use of a credential by a request."""
 
     words: str
     """A description for the user, such as `git push to git.example.com/team/app, with your credential`."""

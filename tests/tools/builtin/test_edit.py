@@ -172,8 +172,8 @@ def test_new_lines_get_the_file_s_tabs() -> None:
 
 def test_indentation_without_a_counterpart_is_refused_with_the_text() -> None:
     assert refused("\ta()\n", "    a()", "    a()\n      b()") == (
-        "the indentation '      ' of a new line has no counterpart in the old lines, which are indented otherwise than "
-        "the file. Copy old_text exactly; a.py has:\n1\t\ta()"
+        "the indentation '      ' of a new line has no counterpart in the old lines, which are indented differently "
+        "from the file. Copy old_text exactly; a.py has:\n1\t\ta()"
     )
 
 
@@ -189,7 +189,7 @@ def test_part_of_the_indentation_is_no_exact_match() -> None:
         ("def f():\n    if x:\n        log()\n        return 1", "the file does not have `log()` there"),
         (
             "def f(\n):\n    if (x):\n        return 1",
-            "it stands there with other line breaks, commas",
+            "it differs there in line breaks, commas",
         ),
     ],
 )
@@ -316,7 +316,7 @@ def test_a_line_end_lost_within_a_line_is_refused_with_the_lines() -> None:
 )
 def test_a_cut_line_that_the_new_text_has_whole_is_not_written_twice(old: str, new: str) -> None:
     words = refused("def f(nest):\n    return total(nest)\n", old, new)
-    assert "would stand there twice" in words
+    assert "would be written twice" in words
     assert "2\t    return total(nest)" in words
 
 

@@ -516,7 +516,7 @@ async def test_files_in_other_encodings_are_read_and_edited_without_loss(open_bo
             assert box.log.changes[-1][2] == text.encode(encoding)
         refused = await box.run("edit_file", path="latin-1.txt", old_text="prix", new_text="прайс")
     assert refused.text == (
-        "edit_file: new_text has 'п' (U+043F), which latin-1, the encoding of the file, does not have; "
+        "edit_file: new_text has 'п' (U+043F), but the encoding of the file, latin-1, does not have this character; "
         "write it in another way"
     )
 

@@ -93,7 +93,7 @@ def test_a_patch_in_gits_form_is_understood() -> None:
         ("hello", "line 1 of the patch is `hello`"),
         ("*** Begin Patch\n*** Update File: a\n*** End Patch", "has no lines that begin with `-` or `+`"),
         ("*** Update File: a\n@@\n kept", "hunk 1 of a changes nothing"),
-        ("*** Update File: a\n*** Rename to: b\n@@\n-x", "`*** Rename to: b` for a, which is not known"),
+        ("*** Update File: a\n*** Rename to: b\n@@\n-x", "an unknown line for a: `*** Rename to: b`"),
         ("*** Update File: \n@@\n-x", "a path is missing"),
         ("*** Add File: a\n+x\ny", "a line of the new file a does not begin with `+`: `y`"),
         ("*** Delete File: a\n-x", "is followed by lines"),

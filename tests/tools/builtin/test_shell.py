@@ -126,7 +126,7 @@ async def test_a_long_output_can_be_read_and_searched_until_the_session_ends(ope
     assert not await anyio.Path(path).parent.exists()
 
 
-REDRAWN = r"[of lines drawn again after \r, only the last state is shown]"
+REDRAWN = r"[lines drawn again after \r are shown only in their last state]"
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ async def test_the_credential_is_only_used_for_a_client_that_names_its_host(tmp_
         for name in (*NAMES, ""):
             await each.inside(GET + "\r\n", name=name or "127.0.0.1", tls=lenient)
             assert each.good.received == [], name
-        assert "no TLS connection with HTTP/1.1 to exactly this host" in each.told()
+        assert "did not begin TLS with HTTP/1.1 and the name of exactly this host" in each.told()
         assert await each.inside(GET + "Connection: close\r\n\r\n", name="GOOD.test", tls=lenient) != b""
 
 
