@@ -422,8 +422,8 @@ class BranchHooks:
 
 
 def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
-    """Return what a call may do. A command may do all that its access allows. An MCP tool may do anything, unless the
-    user declared the tool read-only."""
+    """Return the effects that a call may have. A command may have every effect that its access allows. An MCP tool may
+    do anything, unless the user declared the tool read-only."""
     found: set[Effect] = set()
     match plan.access:
         case "execute":
@@ -444,9 +444,10 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def _tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. It is
-    usually `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the
-    absolute paths of the files that the call touches, and is empty if they are not known in advance."""
+    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. Usually,
+    this is `tool` itself. If `tool` only passes the call on to a server's tool, `rule_tool` is the server's tool.
+    `paths` contains the absolute paths of the files that the call touches, and is empty if they are not known in
+    advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

@@ -290,7 +290,8 @@ async def export(context: CommandContext, argument: str) -> str:
 
 
 async def diff(context: CommandContext, argument: str) -> str:
-    """Show the changes of the built-in tools on this branch. The diffs come from file contents that crow stored."""
+    """Show the changes that built-in tools made on this branch, and list the files that commands changed. The diffs
+    come from file contents that crow stored."""
     changes = await context.store.file_changes(context.branch.leaf, None)
     by_commands = [entry for entry in changes if holds_change_sets([entry])]
     by_path, results = group_by_path([entry for entry in changes if not holds_change_sets([entry])])
@@ -314,7 +315,7 @@ async def diff(context: CommandContext, argument: str) -> str:
 
 
 async def _changes_by_commands(workspace: Workspace, changes: Sequence[Entry]) -> list[str]:
-    """Return a list of the files that each command changed, as at most one text."""
+    """Return one text that lists the files that each command changed, or nothing if no command changed files."""
     lines = []
     for entry in changes:
         assert isinstance(entry.body, File), "a command's changes are a file entry"

@@ -1,7 +1,7 @@
 """Lists the words that make programs run other programs or write to other places.
 
-The table cannot be complete; confinement stops the dangers that it misses. For programs that it does not name,
-`OF_OTHERS` lists the options that mean such a thing in most programs.
+The table cannot be complete; confinement stops the dangers that it misses. For programs that are not in the table,
+`OF_OTHERS` lists the options that do so in most programs.
 """
 
 from __future__ import annotations
