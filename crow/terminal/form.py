@@ -129,7 +129,8 @@ def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
 
 
 def _number(parse: Callable[[str], float], text: str, words: str) -> float:
-    """Return the number that `parse` reads. :raises ValueError: it is none that JSON can hold."""
+    """Return the number that `parse` reads. :raises ValueError: the text is not a number, or JSON cannot hold the
+    number."""
     with suppress(ValueError):
         number = parse(text)
         if isinstance(number, int) or math.isfinite(number):  # JSON has no NaN and no infinity
