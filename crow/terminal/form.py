@@ -101,7 +101,7 @@ class FormField:
                 return self._chosen(text) if self.choices else text
 
     def _chosen(self, text: str) -> str:
-        """Return the value of the choice with this number, name or value."""
+        """Return the value of the choice with this number, name or value. Without choices, return the text itself."""
         for number, (value, name) in enumerate(self.choices, 1):
             if text in (value, name, str(number)):
                 return value

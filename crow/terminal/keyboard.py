@@ -175,7 +175,7 @@ class _EscapeReader(PosixStdinReader):
     arrive in one piece."""
 
     is_escape = False
-    """Whether the newest Esc was the key: nothing else arrived with it or soon after it."""
+    """Whether the newest byte of Esc came from the key Esc: nothing else arrived with it or soon after it."""
     _last, _last_s = "", 0.0
     """The text that was read last, and its monotonic time in seconds."""
 

@@ -177,7 +177,8 @@ def outdated_rule(name: str, call: PlannedCall, rules: Iterable[PermissionRule])
 
 
 def change_of_tool(rule: PermissionRule, call: PlannedCall) -> tuple[str, str]:
-    """Explain to the user why crow asks again about an MCP tool. Also return what its server changed, as a diff."""
+    """Explain to the user why crow asks again about an MCP tool. Also return the changes that the server has made to
+    the tool, as a diff."""
     if not rule.fingerprint or not call.coverage.fingerprint:
         words = "You allowed this tool before crow recorded its definition. From now on, crow asks again if it changes."
         return words, ""

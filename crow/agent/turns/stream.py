@@ -322,8 +322,9 @@ def _repeated_chars(before: str, text: str) -> int:
 
 
 def _longest_repetition(before: str, text: str, min_chars: int) -> int:
-    """Return the length of the longest repetition that has at least `min_chars` characters and contains a letter or
-    digit. A repetition with fewer than `_SURE_CHARS` characters counts only if it does not begin within a word."""
+    """Return the length of the longest start of `text` that is also the end of `before`, has at least `min_chars`
+    characters, and contains a letter or digit. If it is shorter than `_SURE_CHARS`, it counts only if it does not begin
+    within a word of `before`. Return 0 if there is none."""
     first_letter_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
     for length in range(min(len(before), len(text)), max(min_chars, first_letter_end) - 1, -1):
         if before.endswith(text[:length]):
