@@ -44,7 +44,7 @@ _RESULT_CHARS = 100_000
 """A hook gets at most this many characters of a tool's result."""
 _ANSWER_BYTES = 1_000_000
 _MAX_PROMPTS = 3
-"""Hooks may send at most this many prompts in one turn."""
+"""Hooks may make one turn continue with their prompts at most this many times."""
 _DENIED = 2
 """A hook that is a command denies by exiting with this code."""
 
@@ -300,7 +300,8 @@ class BranchHooks:
         await self._call("after_compact", **facts)
 
     async def turn_end(self, stop: StopReason, *, steps: int) -> bool:
-        """Call the hooks of `turn_end`. If a hook sends another prompt, store that prompt and return True."""
+        """Call the hooks of `turn_end`. If hooks send another prompt, store it and return True, unless the turn did not
+        end by itself or hooks have already made it continue `_MAX_PROMPTS` times."""
         if not await self._of("turn_end"):
             return False
         newest = next(

@@ -33,8 +33,8 @@ async def pick(
     """Let the user pick a choice by its number, or by words in it, and return its value. Return None if the user picks
     nothing.
 
-    If several choices contain the words, the list is shortened to these choices, which keep their numbers. If the list
-    is too long, only its end is shown if `is_newest_last` is true, and otherwise only its start.
+    If several choices contain the words, the list is shortened to these choices, which keep their numbers. A long list
+    shows only its end if `is_newest_last` is true, otherwise only its start.
     """
     listed = list(enumerate(choices, 1))
     while True:

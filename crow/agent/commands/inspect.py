@@ -150,8 +150,8 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
 
 
 def _bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """Draw the window as `_CELLS` characters, of which `tokens` fill a proportional part. If `mark` is given, a sign
-    shows how far `mark` tokens would fill the window."""
+    """Draw the window as `_CELLS` characters. The part of it that `tokens` take is filled. If `mark` is given, a sign
+    shows how far `mark` tokens would reach."""
     halves = min(2 * _CELLS, -(-2 * _CELLS * tokens // window)) if tokens > 0 else 0
     cells = list((_FULL * (halves // 2) + _HALF * (halves % 2)).ljust(_CELLS, _EMPTY))
     if mark is not None:
@@ -310,7 +310,8 @@ async def diff(context: CommandContext, argument: str) -> str:
     if not argument:
         told += await _changes_by_commands(context.workspace, by_commands)
     return (
-        "\n\n".join(told) or "This session changed no files. What commands change outside of a layer is not recorded."
+        "\n\n".join(told)
+        or "This session changed no files. Changes that commands make outside of a layer are not recorded."
     )
 
 

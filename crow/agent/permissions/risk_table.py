@@ -1,7 +1,7 @@
 """Lists the words that make programs run other programs or write to other places.
 
 The table cannot be complete; confinement stops the dangers that it misses. For programs that are not in the table,
-`OF_OTHERS` lists the options that do so in most programs.
+`OF_OTHERS` lists the options that are risky in most programs.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """Return the parts of the prompt, followed by the mentioned resources, and a text for the user about each resource
-    that could not be read. If there are such texts, a last part tells them to the model, too."""
+    that could not be read. If there are such texts, another part at the end contains them for the model."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(_READ_S):

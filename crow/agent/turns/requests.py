@@ -184,7 +184,8 @@ class Requests:
         return entry.id, entry.body, plans
 
     async def _note_parts(self) -> None:
-        """If messages are sent in another form from now on, store a note, because this breaks the provider's cache."""
+        """If messages are sent in another form from now on, store a note, because the new form breaks the provider's
+        cache."""
         if changed := self._branch.sent_parts.changed(self.model.info):
             await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
 
