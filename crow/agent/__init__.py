@@ -31,13 +31,15 @@ class PermissionQuestion:
     offers_writes: bool = False
     """The user may also allow all commands that are confined to `write` access."""
     below: str = ""
-    """The user may also keep all that commands change below this folder. Empty if that answer is not offered."""
+    """The folder below which the user may also let every change made by commands take effect. Empty if that answer is
+    not offered."""
     registries: str = ""
-    """The user may also allow all registries of the project, which this names. Empty if that answer is not offered."""
+    """The names of the project's package registries, all of which the user may also allow at once. Empty if that answer
+    is not offered."""
     rule: str = ""
     """A rule that the user could add to the settings to allow the call. Empty if no rule can allow the call."""
     changes: str = ""
-    """A diff of a tool that the user allowed before its server changed it."""
+    """The changes that a server has made to its tool since the user allowed the tool, as a diff."""
 
 
 PermissionAnswer: TypeAlias = Literal[

@@ -49,8 +49,8 @@ async def after_delay(
     every `after_s` seconds. If `work` is still running at the end of the block, wait until `work` ends. `work` has to
     handle its own errors: they are only logged.
 
-    A block that ends sooner than that needs only a timer, and no task. The timer's callback starts an asyncio task for
-    `work`, because anyio's primitives do not work in callbacks.
+    A block that ends within `after_s` seconds needs only a timer, and no task. The timer's callback starts an asyncio
+    task for `work`, because anyio's primitives do not work in callbacks.
     """
     loop = asyncio.get_running_loop()
     task: asyncio.Task[None] | None = None

@@ -1,8 +1,8 @@
 """The feed of a session: everything that its clients are told, in order.
 
 Each item has a position, so a view can apply it twice, or after a newer item, without harm. The position of a stored
-entry is its id. The position of a piece of text is its offset in the message, which comes after an entry. The position
-of a command's output is its length.
+entry is its id. The position of a piece of text is the id of the entry that its message follows, and the offset of the
+piece in the message. The position of a command's output is its length.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _UnfinishedCall:
     announced: CallAnnounced
     """Its announcement."""
     started: EntryStored | None = None
-    """The entry that says that it has started."""
+    """The entry that says that the call has started."""
     linked: SubagentLinked | None = None
-    """The subagent that carries it out."""
+    """The subagent that carries out the call."""
     progress: CallProgressed | None = None
     """Its whole output so far."""
 
@@ -68,11 +68,11 @@ class Feed:
         self.entry = entry
         """The id of the newest stored entry."""
         self.last_turn: TurnBegan | TurnEnded | None = None
-        """The turn that runs, or how the last turn ended. None if the session was opened after its last turn."""
+        """The turn that runs, or how the last turn ended. None if no turn has run since the session was opened."""
         self._message = _OpenMessage()
         self._calls: dict[CallRef, _UnfinishedCall] = {}
         self._compaction: CompactionChanged | None = None
-        """The summary that is being written."""
+        """The progress of the compaction that is running. None if none is running."""
 
     def put(self, item: Event) -> Event:
         """Add the next item. Return it with its position."""
@@ -163,7 +163,7 @@ class Feed:
 
 
 def announcements(entry_id: int, answer: entries.Assistant) -> tuple[CallAnnounced, ...]:
-    """Return an announcement of each call of an answer, which is stored under `entry_id`."""
+    """Return an announcement of each call of an answer. `entry_id` is the id of the entry that stores the answer."""
     planned = dict(enumerate(answer.announcements))
     return tuple(
         CallAnnounced(

@@ -60,7 +60,7 @@ class HookAnswer:
     deny: str = ""
     """The reason for a denial, or empty."""
     context: str = ""
-    """Text for the model. For `before_compact`, text for the instruction of the summary."""
+    """Text for the model. For `before_compact`, text that is added to the instruction for the summary."""
     arguments: JsonObject | None = None
     """New arguments for the call, or None."""
     summary: str = ""

@@ -44,7 +44,7 @@ _RESULT_CHARS = 100_000
 """A hook gets at most this many characters of a tool's result."""
 _ANSWER_BYTES = 1_000_000
 _MAX_PROMPTS = 3
-"""Hooks may send at most this many prompts in one turn."""
+"""Hooks may make one turn continue with their prompts at most this many times."""
 _DENIED = 2
 """A hook that is a command denies by exiting with this code."""
 
@@ -300,7 +300,8 @@ class BranchHooks:
         await self._call("after_compact", **facts)
 
     async def turn_end(self, stop: StopReason, *, steps: int) -> bool:
-        """Call the hooks of `turn_end`. If a hook sends another prompt, store that prompt and return True."""
+        """Call the hooks of `turn_end`. If hooks send another prompt, store it and return True, unless the turn did not
+        end by itself or hooks have already made it continue `_MAX_PROMPTS` times."""
         if not await self._of("turn_end"):
             return False
         newest = next(
@@ -422,8 +423,8 @@ class BranchHooks:
 
 
 def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
-    """Return what a call may do. A command may do all that its access allows. An MCP tool may do anything, unless the
-    user declared the tool read-only."""
+    """Return the effects that a call may have. A command may have every effect that its access allows. An MCP tool may
+    do anything, unless the user declared the tool read-only."""
     found: set[Effect] = set()
     match plan.access:
         case "execute":
@@ -444,9 +445,10 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def _tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. It is
-    usually `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the
-    absolute paths of the files that the call touches, and is empty if they are not known in advance."""
+    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. Usually,
+    this is `tool` itself. If `tool` only passes the call on to a server's tool, `rule_tool` is the server's tool.
+    `paths` contains the absolute paths of the files that the call touches, and is empty if they are not known in
+    advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):

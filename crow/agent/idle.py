@@ -17,8 +17,8 @@ _IDLE_S = 3.0
 
 
 class IdleTimer:
-    """Calls `tidy` once, `after_s` seconds after the last turn has ended, or when it is asked to. If a turn begins, or
-    another call is scheduled, the scheduled or running call is cancelled.
+    """Calls `tidy` once, `after_s` seconds after the last turn has ended, or when `tidy_soon` is called. If a turn
+    begins, or another call is scheduled, the scheduled or running call is cancelled.
 
     The owner must run `run` as a task.
     """
@@ -49,7 +49,7 @@ class IdleTimer:
     def stop(self) -> None:
         """Cancel a running or scheduled call of `tidy`, and prevent later calls. Must be called before the store is
         closed."""
-        self._turns += 1  # as if a turn ran that never ends
+        self._turns += 1  # like a turn that never ends
         self._waiting.cancel()
 
     async def run(self) -> None:

@@ -134,7 +134,7 @@ class _InstructionReader:
             self._includes += 1
             if self._includes > MAX_INCLUDES + 1:
                 return
-            if not is_inside:  # tell only the user, not the model: the word after `@` may not be a path at all
+            if not is_inside:  # tell only the user, not the model: perhaps the word after `@` is no path
                 self._seen.add(path)
                 self.sources.append(InstructionSource(path=str(path), left_out=OUTSIDE, included_by=str(file)))
                 continue

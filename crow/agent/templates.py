@@ -98,8 +98,8 @@ def parse_prompt_call(text: str) -> ParsedCommand | None:
 
 
 async def fill_prompt(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the prompt that the server makes from these `parts`. If no server has the prompt, return `parts`
-    unchanged.
+    """Return the prompt of a server that `typed` names, with its arguments filled in, followed by the `parts` after the
+    first one. If no server has the prompt, return `parts` unchanged.
 
     :raises ArgumentError: a required argument is missing.
     :raises ~crow.domain.errors.ToolServerError: the server failed.

@@ -56,8 +56,8 @@ class WorkspaceContents:
 
 
 def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
-    """Find the files of a workspace that matter to an agent, except those included with `@path`. It opens no file and
-    does not walk the directory tree. This call blocks.
+    """Find the files of a workspace that matter to an agent, except those included with `@path`. This call opens no
+    file and does not walk the directory tree, but it blocks.
 
     `may_read` takes a resolved path and returns whether the model may get that file without a tool call.
     """
@@ -89,8 +89,8 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
 
 
 def _is_home(folder: Path) -> bool:
-    """Return whether this is the user's home directory, where such files are the user's own settings of other
-    agents."""
+    """Return whether this is the user's home directory, where the files in `_IGNORED` are the user's own settings for
+    other agents."""
     try:
         return os.path.samefile(folder, os.path.expanduser("~"))
     except (OSError, ValueError):
@@ -142,13 +142,13 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
 
 
 def notice_of_recovery(recovered: Recovered) -> NoticeShown:
-    """Return the notice about a change of a command that crow was keeping when it was killed."""
+    """Return the notice about the changes of a command that crow was moving into the workspace when crow was killed."""
     names = _and_more([code(path) for path in recovered.paths], 5)
     if recovered.problem:
         words = f"It could be neither completed nor taken back: {recovered.problem}. Check {names}."
         return NoticeShown(severity="error", title="A change of a command is incomplete", description=words)
     done = "completed" if recovered.is_kept else "taken back"
-    words = f"Crow was killed while it kept what a command had changed. The change is {done} now: {names}."
+    words = f"Crow was killed while it moved the changes of a command into the workspace. They are {done} now: {names}."
     return NoticeShown(severity="warning", title=f"A change of a command was {done}", description=words)
 
 
@@ -160,7 +160,7 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
     if status.name and not status.problem and not status.has_overlay:
         words = (
             f"{status.name} confines commands, but not in layers. So commands name their access before they run, and "
-            "an undo restores only what crow could copy before. `crow doctor` says what would give layers."
+            "an undo restores only files that crow could copy before. `crow doctor` says what would give layers."
         )
         return NoticeShown(severity="info", title="Commands run without layers", description=words)
     if status.name and not status.problem:
@@ -208,7 +208,7 @@ def _describe_confinement(status: SandboxStatus) -> list[str]:
     ]
     if status.has_overlay:
         layered = (
-            f"{status.name} runs each command in a layer over the workspace. What it has changed is kept or dropped "
+            f"{status.name} runs each command in a layer over the workspace. Its changes are kept or dropped "
             "afterwards, as the mode, your rules or you decide."
         )
         ways = [

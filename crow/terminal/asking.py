@@ -17,7 +17,7 @@ from crow.terminal.typed import ENTERS, TypedText
 
 
 class Questions:
-    """The questions of a chat. Nothing else may be written, and no prompt be edited, while one is open."""
+    """The questions of a chat. While a question is open, nothing else may be written, and no prompt may be edited."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class Questions:
         return await self._keyboard.key(keys.keys())
 
     async def _discard_typed(self) -> None:
-        """Make sure that no key that was meant for another line answers the question that is about to be shown."""
+        """Discard the keys typed so far, so that text meant for another line does not answer the question. If the user
+        is typing, first wait until they press Enter."""
         if (self._typed.line or self._keyboard.is_typing) and self._look.has_styles:
             await self._write(f"  {self._look.paint('dim', 'You were typing. Enter: answer this question')}\n")
             await self._keyboard.key(ENTERS)

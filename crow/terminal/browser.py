@@ -1,6 +1,7 @@
 """Opens pages in the user's browser.
 
-The module `webbrowser` looks up its programs on PATH, where a command may have planted one.
+Python's own module `webbrowser` is not used, because it looks up programs on PATH, where a command may have planted
+one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _OPENERS = ("xdg-open", "wslview", "open")
 
 
 def open_page(url: str, programs: Programs = SYSTEM_PROGRAMS) -> bool:
-    """Open a page, and return whether a program took it. This call blocks for at most 5 s per program that it tries.
+    """Open a page, and return whether a program seems to have opened it. This call blocks for at most 5 s per program
+    that it tries.
 
     The user may name browsers in BROWSER, separated by colons. Otherwise, one of `programs` opens the page.
     """
@@ -47,7 +49,7 @@ def _named_command(named: str, url: str) -> list[str]:
 
 
 def _start(command: list[str], env: dict[str, str]) -> bool:
-    """Start a browser. Return whether it succeeded or still runs after a while."""
+    """Start a browser. Return whether it has succeeded, or still runs after `_OPEN_S` seconds."""
     null = subprocess.DEVNULL
     try:
         process = subprocess.Popen(  # noqa: S603 - a program of the system, or one that the user named

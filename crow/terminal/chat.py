@@ -116,7 +116,7 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
         try:
             return asyncio.run(_Chat(options, loaded, load).run(cwd))
         except _NoModel as error:
-            EARLY_KEYS.restore()  # the terminal itself edits the answers that follow
+            EARLY_KEYS.restore()  # so that the terminal lets the user edit the next answers
             if not choose_model(str(error), options, partial(log_in, loaded)):
                 return 2
 
@@ -145,8 +145,8 @@ class _Chat:
         """The monotonic time at which the phase `WORKING` began, in seconds."""
         self._writing = asyncio.Lock()
         self._replayed: dict[str, LastTurns] | None = None
-        """While a session is opened: the last turns of each session that sends updates. The session that is being left
-        may be one of these."""
+        """While a session is being opened: the last turns of each session that sends updates, by session id. The
+        session that the chat leaves may still send some. None at other times."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_prompted = False
         """Whether a prompt was sent to the open session."""
@@ -154,14 +154,15 @@ class _Chat:
         self._is_lost = False
         """Whether the user was told that the server cannot be reached."""
         self._unfinished = ""
-        """The end of the written text after its last line end, while no turn runs."""
+        """While no turn runs: written text that does not end a line yet. It is shown together with the rest of its
+        line."""
 
     def _use_keyboard(self, keyboard: Keyboard) -> None:
         self._keyboard = keyboard
         self._questions = Questions(self._look, self._display, keyboard, self._typed, self._write)
 
     async def run(self, cwd: str | None) -> int:
-        """Chat until the user leaves. :raises NoModel: no model is available."""
+        """Chat until the user leaves. :raises _NoModel: no model is available."""
         main = asyncio.current_task()
         assert main is not None
         with interrupts(lambda: self._interrupt(main), ["SIGINT"]), interrupts(main.cancel, ["SIGTERM", "SIGHUP"]):
@@ -269,8 +270,8 @@ class _Chat:
                 await self._display.problem(str(error))
 
     async def _carry_out(self, text: str) -> None:
-        """Run a command of the terminal or of the user, or send a prompt. :raises RequestError: the front end refuses a
-        request. :raises ArgumentError: the session to open cannot be found."""
+        """Run a `!` command or a command of the terminal such as `/session`, or send the text as a prompt. :raises
+        RequestError: the front end refuses a request. :raises ArgumentError: the session to open cannot be found."""
         if text.startswith("!"):
             return await self._run_command(text[1:].strip())
         name, _, argument = text.strip().partition(" ")
@@ -293,7 +294,7 @@ class _Chat:
         return None
 
     async def _next_text(self) -> str:
-        """Return the oldest text that was queued during the last turn, or else what the user types now.
+        """Return the oldest text that was queued during the last turn. If there is none, read a prompt from the user.
 
         :raises EOFError: the user pressed Ctrl-D.
         """
@@ -356,14 +357,15 @@ class _Chat:
         await self._display.say(words)
 
     async def _notify(self, words: str) -> None:
-        """Call the user, who may look elsewhere, if the turn has taken long."""
+        """If the turn has taken long, let the terminal notify the user, who may be looking elsewhere."""
         after_s = self._loaded.settings.chat.notify_after_s
         if after_s and time.monotonic() - self._begun_at >= after_s:
             terminal = os.environ.get("TERM", "dumb")
             await write(sys.stdout, notification(words, terminal, has_styles=self._look.has_styles))
 
     async def _prompt_params(self, text: str) -> Params | None:
-        """Return the parameters of a prompt. If a file that it mentions cannot be used, say so and return None."""
+        """Return the parameters of a prompt. If the text mentions a file that cannot be used, say so and return
+        None."""
         if self._choices.cwd is None and mentions_file(text) and not self._has_said_where_files_are:
             self._has_said_where_files_are = True
             await self._display.say(
@@ -378,7 +380,7 @@ class _Chat:
         ran = [] if text.startswith("/") else [text_block(each) for each in self._commands.take_results()]
         return {"sessionId": self._session.id, "prompt": [text_block(text), *files, *ran]}
 
-    # What is typed during a turn.
+    # Text that the user types during a turn.
 
     def _typed_changed(self, steering: tuple[str, ...]) -> None:
         if self._typed.is_stop_asked:
@@ -395,12 +397,13 @@ class _Chat:
             self._start(self._steer(text))
 
     def _below(self, columns: int) -> list[str]:
-        """Return the lines below a running turn."""
+        """Return the lines to show below the spinner during a turn: the newest output of a running command, and the
+        typed text."""
         is_shown = self._phase is not _Phase.IDLE and self._look.has_styles
         return [*self._display.running(columns), *self._typed.shown(columns)] if is_shown else []
 
     async def _say_queue(self, steering: tuple[str, ...]) -> None:
-        """Tell a user without styles whether a typed line was queued."""
+        """In a terminal without styles, say whether the typed line was queued."""
         if not steering:
             async with self._writing:
                 queued = self._typed.queue
@@ -425,7 +428,8 @@ class _Chat:
             self._screen.refresh()
 
     async def _keep_queue(self) -> None:
-        """After a turn that did not end by itself, put the queued texts into the next prompt and send nothing."""
+        """After a turn that did not end by itself, do not send the queued texts. Put them into the next prompt or, in a
+        terminal without styles, only show them."""
         if not self._typed.queue:
             return
         if self._look.has_styles:
@@ -583,7 +587,7 @@ class _Chat:
         """See `RemoteClient`."""
         self._keyboard.refresh()
         was_lost, self._is_lost = self._is_lost, bool(self._trouble)
-        if not self._look.has_styles and was_lost is not self._is_lost:  # nothing else shows it
+        if not self._look.has_styles and was_lost is not self._is_lost:  # no status line shows it
             self._start(self.warn(f"{self._trouble}." if self._is_lost else "Connected again."))
 
     async def warn(self, words: str) -> None:

@@ -57,7 +57,7 @@ class Connection(Protocol):
 
     @property
     def cwd(self) -> str | None:
-        """The workspace of new sessions if the user names none. None if this machine does not know."""
+        """The workspace of new sessions if the user names none. None if the front end runs on another machine."""
         ...
 
     async def call(self, method: str, params: Params) -> Any:

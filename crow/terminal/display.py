@@ -14,7 +14,7 @@ from crow.terminal.render import DIFF_LINES, Look, diff_of, output_of, plan_of, 
 from crow.terminal.screen import Screen
 
 _REPLAYED_LINES = 16
-"""The maximum number of lines that the chat shows of each turn's last message when it resumes a session."""
+"""When the chat resumes a session, it shows at most this many lines of each turn's last message."""
 
 _REPLAYED_TURNS = 2
 _REPLAYED_UPDATES = 4_000
@@ -29,7 +29,7 @@ _HISTORY_UPDATES = frozenset(
 _TITLE_CHARS = 2_000
 
 _RUNNING_LINES = 5
-"""The maximum number of lines that are shown of a running command's output. They are its last lines."""
+"""Only this many lines at the end of a running command's output are shown."""
 
 
 class LastTurns:
@@ -52,7 +52,8 @@ class LastTurns:
 
 
 class Display:
-    """The conversation as it is shown. `write` prints rendered text, wherever the cursor is."""
+    """The conversation as it is shown. `write` prints rendered text above the prompt or the spinner, if one is
+    shown."""
 
     def __init__(self, look: Look, screen: Screen, write: Callable[[str], Awaitable[None]]) -> None:
         self._look = look
@@ -70,7 +71,7 @@ class Display:
         """The entries of the plan that was shown last."""
 
     def running(self, columns: int) -> list[str]:
-        """Return the last lines of the output of the command that was started last, each cut to so many columns."""
+        """Return the last lines of the newest running command's output, each cut to `columns` columns."""
         if not self._running or not self._look.has_styles:
             return []
         lines = output_of(self._look, [*self._running.values()][-1], most=_RUNNING_LINES, columns=columns).splitlines()
@@ -120,7 +121,7 @@ class Display:
         await self._write(self._stream.feed(text))
 
     async def end_message(self) -> None:
-        """Show the text of the newest message that was held back. The message gets no more text."""
+        """End the newest message, and show the part of its text that was held back."""
         if self._stream is not None:
             stream, self._stream = self._stream, None
             await self._write(stream.end())

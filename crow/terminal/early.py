@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_BYTES = 4096
-"""A terminal holds no more than this until somebody reads it."""
+"""A terminal keeps at most this many bytes that no program has read."""
 
 
 class _EarlyKeys:
-    """The keys that were typed before the line editor reads keys itself.
+    """Keeps the keys that are typed before the line editor reads keys itself.
 
-    Until then, the terminal would show them in the middle of other text, and would turn Enter into Ctrl-J, with which
-    the line editor breaks the line.
+    Otherwise, the terminal would show these keys in the middle of other text, and would turn Enter into Ctrl-J, which
+    the line editor takes as a line break.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class _EarlyKeys:
                 self._typed = os.read(0, _MAX_BYTES).replace(b"\n", b"\r")
 
     def take(self) -> str:
-        """Return the keys that were typed before `keep`, once. Keys typed since then are still at the terminal."""
+        """Return the keys that were typed before `keep`, and forget them. The terminal still holds the keys that were
+        typed since then."""
         typed, self._typed = self._typed, b""
         return typed.decode("utf-8", "replace")
 
@@ -70,7 +71,7 @@ EARLY_KEYS = _EarlyKeys()
 
 def opens_line_editor(arguments: Sequence[str]) -> bool:
     """Return whether this command line opens a chat whose prompt has a line editor, as far as the arguments tell."""
-    has_words = any(each.startswith(("-h", "--h", "--p")) for each in arguments)  # argparse takes short forms
+    has_words = any(each.startswith(("-h", "--h", "--p")) for each in arguments)  # argparse accepts shortened options
     is_simple = os.environ.get("TERM", "dumb") in ("", "dumb")
     is_chat = not arguments or arguments[0] == "chat" or arguments[0].startswith("--")
     return is_chat and not has_words and not is_simple

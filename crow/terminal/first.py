@@ -15,8 +15,8 @@ from crow.terminal.connection import session_ids
 
 
 def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
-    """Tell the user why no model can be used, and offer `crow login` or the built-in model. Return False if no model
-    can be used afterwards either."""
+    """Tell the user why no model can be used, and offer `crow login` or the built-in model. Return whether a model can
+    be used afterwards."""
     print(textwrap.fill(safe(problem), shutil.get_terminal_size().columns - 1, break_on_hyphens=False) + "\n")
     print("1) crow login: choose an endpoint, a key and a model")
     print("2) look around with the built-in offline model; it needs no key")

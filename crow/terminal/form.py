@@ -101,7 +101,7 @@ class FormField:
                 return self._chosen(text) if self.choices else text
 
     def _chosen(self, text: str) -> str:
-        """Return the value of the choice with this number, name or value."""
+        """Return the value of the choice with this number, name or value. Without choices, return the text itself."""
         for number, (value, name) in enumerate(self.choices, 1):
             if text in (value, name, str(number)):
                 return value
@@ -129,7 +129,8 @@ def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
 
 
 def _number(parse: Callable[[str], float], text: str, words: str) -> float:
-    """Return the number that `parse` reads. :raises ValueError: it is none that JSON can hold."""
+    """Return the number that `parse` reads. :raises ValueError: the text is not a number, or JSON cannot hold the
+    number."""
     with suppress(ValueError):
         number = parse(text)
         if isinstance(number, int) or math.isfinite(number):  # JSON has no NaN and no infinity

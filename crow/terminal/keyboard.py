@@ -38,7 +38,8 @@ HISTORY_BYTES = 1_000_000
 
 
 _ESCAPE_S = 0.05
-"""If nothing follows the byte of Esc for so many seconds, it is the key and not the beginning of another key's code."""
+"""If nothing follows the byte of Esc for this many seconds, the user pressed Esc. Otherwise, the byte begins another
+key's code."""
 
 _PLAIN_LOOP = {"handle_sigint": False, "set_exception_handler": False}
 """Makes the line editor leave signals to the chat, and failures of tasks to the log."""
@@ -49,7 +50,7 @@ _ESCAPE, _END = "escape", "end"
 _LEAVING = "Press Ctrl-C again to leave. Everything is kept."
 
 _PASTED_LINES, _PASTED_CHARS = 10, 2_000
-"""The line editor shows a mark in place of a pasted text that has more lines or more characters."""
+"""The line editor shows a mark in place of a pasted text that has more lines or more characters than this."""
 
 
 class Interrupted(Exception):
@@ -61,8 +62,8 @@ class Keyboard(Protocol):
     one at a time."""
 
     async def prompt(self, message: str, *, default: str = "") -> str:
-        """Read a prompt, which begins with `default` if the keyboard can edit it. :raises EOFError: the user pressed
-        Ctrl-D."""
+        """Read a prompt. If the keyboard has a line editor, the user begins with the text `default`. :raises EOFError:
+        the user pressed Ctrl-D."""
         ...
 
     async def line(self, message: str, *, default: str = "") -> str:
@@ -85,8 +86,8 @@ class Keyboard(Protocol):
         ...
 
     def collect(self, typed: TypedText, changed: Callable[[tuple[str, ...]], object]) -> Any:
-        """Return a context manager. During its block, what the user types goes to `typed`. After each key, `changed` is
-        called with the texts to send into the running turn. While another method reads keys, they go to that method."""
+        """Return a context manager. During its block, typed keys go to `typed`. After each key, `changed` is called
+        with the texts to send into the running turn. While another method reads keys, the keys go to that method."""
         ...
 
     @property
@@ -149,7 +150,7 @@ class Pastes:
 
 
 class _ExpandedHistory(History):
-    """A history that gets the pasted texts, and not their marks."""
+    """A history that keeps the pasted texts in place of their marks."""
 
     def __init__(self, history: History, pastes: Pastes) -> None:
         super().__init__()
@@ -170,10 +171,11 @@ class _ExpandedHistory(History):
 
 
 class _EscapeReader(PosixStdinReader):
-    """Reads what is typed, and tells the key Esc from the codes of other keys, which arrive in one piece."""
+    """Reads typed keys, and distinguishes the key Esc from the codes of other keys, which begin with the same byte but
+    arrive in one piece."""
 
     is_escape = False
-    """Whether the newest Esc was the key: nothing else arrived with it or soon after it."""
+    """Whether the newest byte of Esc came from the key Esc: nothing else arrived with it or soon after it."""
     _last, _last_s = "", 0.0
     """The text that was read last, and its monotonic time in seconds."""
 
@@ -208,7 +210,7 @@ class LineEditor:
             multiline=True,
             completer=ChoicesCompleter(choices),
             complete_in_thread=True,
-            complete_while_typing=Condition(self._may_complete),  # otherwise, no lines are reserved for the menu
+            complete_while_typing=Condition(self._may_complete),  # while false, no lines are reserved for the menu
             key_bindings=self._keys(next_mode),
             bottom_toolbar=self._status,
             prompt_continuation="  ",
@@ -293,8 +295,8 @@ class LineEditor:
         return _LEAVING if self._is_leaving else on_one_line(self._toolbar())
 
     def _with_status(self, message: str) -> StyleAndTextTuples:
-        """Return the message, below the line of the toolbar if the terminal does not say where the cursor is: then the
-        line editor shows no toolbar."""
+        """Return the message. If the terminal does not report where the cursor is, the line editor shows no toolbar, so
+        put the line of the toolbar above the message."""
         app = self._session.app
         if app.renderer.cpr_support != CPR_Support.NOT_SUPPORTED or app.is_done or not (status := self._status()):
             return [("", message)]
@@ -328,7 +330,7 @@ class LineEditor:
 
         @keys.add("escape", eager=True, filter=Condition(self._is_only_escape))
         def press_escape(_event: KeyPressEvent) -> None:
-            """Do nothing: otherwise, Esc and the next key count as Alt and that key."""
+            """Do nothing. Without this binding, Esc and the next key would count as Alt with that key."""
 
         @keys.add("s-tab", filter=~has_completions)
         def change_mode(_event: KeyPressEvent) -> None:
@@ -392,7 +394,7 @@ class PlainKeyboard:
         await write(sys.stdout, "\n")
         try:
             yield
-        finally:  # a question may have read lines itself meanwhile
+        finally:  # a question may have read lines meanwhile, which ends the waiting
             self._is_aside = False
             self._interrupted, self._message = waiting, message
             read_into(sys.stdin.fileno(), waiting)
@@ -406,7 +408,7 @@ class PlainKeyboard:
 
     @property
     def is_typing(self) -> bool:
-        """See `Keyboard`. The terminal itself edits the line, so nothing is known of it."""
+        """See `Keyboard`. This is not known, because the terminal itself edits the line."""
         return False
 
     def interrupt(self) -> bool:
@@ -418,7 +420,7 @@ class PlainKeyboard:
         return True
 
     def refresh(self) -> None:
-        """See `Keyboard`. Nothing is below the prompt."""
+        """See `Keyboard`. There is no line below the prompt."""
 
     async def _read(self, message: str) -> str:
         self._message = message
@@ -447,7 +449,8 @@ class _KeyCollector:
     def __init__(self) -> None:
         self._take: Callable[[bytes], object] | None = None
         self._escape: asyncio.TimerHandle | None = None
-        """Set after the byte of Esc has arrived, with which the codes of other keys begin too."""
+        """The timer that runs after the byte of Esc has arrived alone, because the rest of another key's code may
+        follow. None at other times."""
 
     @contextmanager
     def running(self, take: Callable[[bytes], object]) -> Iterator[None]:
@@ -463,7 +466,7 @@ class _KeyCollector:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """During the block, read nothing, so that somebody else can read what is typed."""
+        """During the block, read nothing, so that other code can read the typed keys."""
         if self._take is None:
             yield
             return

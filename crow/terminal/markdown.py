@@ -237,7 +237,7 @@ class MarkdownStream:
         if is_fence and self._fence:
             self._is_drawing = language == "text"
         if is_fence and self._is_drawing and self._look.has_styles:
-            return  # a drawing needs no marks around it, as code does that may be copied
+            return  # unlike code, which the user may copy, a drawing needs no marks around it
         if is_fence and self._look.has_words:
             line = f"Code{f', {language}' if language else ''}:" if self._fence else "End of code."
         self._text.put_unbroken(tone, line)

@@ -20,7 +20,7 @@ class Question:
     text: str
     """The request, with numbered options."""
     option_ids: tuple[str, ...]
-    """In the order of the numbered options in `text`."""
+    """The ids of the options, in the order of their numbers in `text`."""
     yes: str
     """The id of the option that y stands for."""
     no: str

@@ -33,8 +33,8 @@ async def pick(
     """Let the user pick a choice by its number, or by words in it, and return its value. Return None if the user picks
     nothing.
 
-    Words that are in several choices shorten the list to these choices, whose numbers stay. If `is_newest_last` is
-    true, a long list shows its end, otherwise its start.
+    If several choices contain the words, the list is shortened to these choices, which keep their numbers. A long list
+    shows only its end if `is_newest_last` is true, otherwise only its start.
     """
     listed = list(enumerate(choices, 1))
     while True:
@@ -58,7 +58,8 @@ async def pick(
 
 
 def _find(choices: Sequence[Choice], typed: str) -> list[tuple[int, Choice]]:
-    """Return the choices that have all these words, with their numbers. A whole value is found alone."""
+    """Return the choices that have all these words, with their numbers. If `typed` is the value of a choice, return
+    only that choice."""
     words = typed.casefold().split()
     found = []
     for number, choice in enumerate(choices, 1):

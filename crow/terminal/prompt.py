@@ -74,7 +74,8 @@ def read_text(option: str, path: str) -> str:
 
 
 def _decoded(source: str, data: bytes) -> str:
-    """Return `data` as text. `source` says in errors where it comes from. :raises ArgumentError: it is not text."""
+    """Return `data` as text. `source` tells the user, in an error, where the data comes from. :raises ArgumentError:
+    the data is not text."""
     if b"\0" in data:
         raise ArgumentError(
             f"{source} is not text: it has a zero byte. For a binary file, write its path in the prompt."

@@ -1,7 +1,8 @@
-"""A client's connection to a `crow serve`, which is restored whenever it breaks.
+"""A client's connection to `crow serve`. If the connection breaks, it is restored.
 
-The bridge of `crow acp --connect` runs in a thread and carries the messages. The server may be hostile. So a message
-that is too large or has an unexpected form is dropped, and of the server's requests only questions are answered.
+The bridge of `crow acp --connect` runs in a thread and carries the messages. The server may be hostile. So crow drops
+messages that are too large or have an unexpected form, and answers no requests of the server except questions to the
+user.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ _MAX_QUESTIONS = 50
 _LEAVE_S = 2.0
 
 _UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""The errors of code that reads a message of an unexpected form."""
+"""The errors that code may raise when it reads a message that has an unexpected form."""
 
 
 class RemoteClient(TerminalClient, Protocol):
-    """The client of a server elsewhere."""
+    """A client that is connected to `crow serve`."""
 
     def connection_changed(self) -> None:
-        """Handle that :attr:`RemoteConnection.is_connected` has changed."""
+        """React to a change of :attr:`RemoteConnection.is_connected`."""
         ...
 
     async def warn(self, words: str) -> None:
@@ -227,7 +228,7 @@ class RemoteConnection:
         await self._arrived.put(None)
 
     async def dispatch(self) -> None:
-        """Handle the server's messages in order, except that a question does not delay what follows it."""
+        """Handle the server's messages in order, but without waiting for the user's answers to questions."""
         try:
             while (message := await self._arrived.get()) is not None:
                 await self._handle(message)
@@ -286,10 +287,10 @@ class RemoteConnection:
         if question_id in self._questions:
             self._questions[question_id].cancel()
         elif not self._arrived.empty() and len(self._withdrawn) < _MAX_WAITING_MESSAGES:
-            self._withdrawn.add(question_id)  # the question may be one of `_arrived`; otherwise, it was answered
+            self._withdrawn.add(question_id)  # the question may still be in `_arrived`; if not, it was answered
 
     def withdraw_all(self) -> None:
-        """Ask the user nothing any more."""
+        """Withdraw all questions that the user has not answered."""
         for task in self._questions.values():
             task.cancel()
 

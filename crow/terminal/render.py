@@ -1,4 +1,4 @@
-"""Writes text in tones, diffs, tool calls and plans as text for a terminal."""
+"""Formats prose, diffs, tool calls and plans for a terminal, with colours and other styles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIFF_LINES = 40
 """The maximum number of lines that are shown of each diff of a finished call."""
 
 _OUTPUT_LINES = 8
-"""The maximum number of lines that are shown of a finished call's output. They are its last lines."""
+"""Only this many lines at the end of a finished call's output are shown."""
 
 _PLAN_STEPS = 50
 
@@ -48,8 +48,9 @@ _SGR: Mapping[Tone, tuple[str, str]] = {
 """The SGR codes (escape sequences for text) of each tone: first the style, then the colour."""
 
 _ON_LIGHT = {"31": "38;5;124", "32": "38;5;22", "36": "38;5;24"}
-"""On a light background, dark colours of the fixed palette take the place of these, because cyan and green of most
-terminals can hardly be read there. In place of `dim`, which makes a colour lighter, there is only the colour."""
+"""Maps colours to the dark colours of the fixed palette that replace them on a light background, because most
+terminals' cyan and green are hard to read there. The style `dim` is left out if there is a colour, because it would
+make the colour lighter."""
 
 Segment: TypeAlias = "tuple[Tone, str]"
 
@@ -91,8 +92,8 @@ class Look:
 
 
 def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
-    """Return the look that TERM, NO_COLOR, COLORFGBG and `--plain` select. Some terminals set COLORFGBG, such as
-    `0;15`: the numbers of their colours for text and background."""
+    """Return the look that TERM, NO_COLOR, COLORFGBG and `--plain` select. Some terminals set COLORFGBG to the numbers
+    of their text and background colours, such as `0;15`."""
     has_styles = not is_plain and environment.get("TERM", "dumb") not in ("", "dumb")
     has_colors = has_styles and not environment.get("NO_COLOR")
     is_light = environment.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
@@ -232,7 +233,8 @@ def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = 
 
 
 def output_of(look: Look, text: str, *, most: int = _OUTPUT_LINES, columns: int | None = None) -> str:
-    """Return the last `most` lines of a call's output, cut to so many columns (default: those of the terminal)."""
+    """Return the last `most` lines of a call's output, cut to `columns` columns (default: the width of the
+    terminal)."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     if lines and re.match(r"`{3,}", lines[0]) and lines[-1] == "`" * len(lines[-1]):
         lines = lines[1:-1]

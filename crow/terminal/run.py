@@ -98,7 +98,7 @@ def _with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
     starts = [server.start_timeout_s or 0.0 for server in settings.mcp_servers.values()]
-    # One prompt has no later turn that could use the tools of a slow server.
+    # There is no later turn that could use the tools of a slow server, so this turn waits for it.
     limits: dict[str, object] = {"mcp_wait_s": max(settings.limits.mcp_start_timeout_s, *starts, 0.0)}
     if options.max_steps is not None:
         limits["steps_per_turn"] = options.max_steps
@@ -168,18 +168,18 @@ class _RunProgress:
     files: dict[str, None] = field(default_factory=dict)
     """The paths that completed calls have changed, in order."""
     refused: dict[str, None] = field(default_factory=dict)
-    """The rules that would have allowed these calls, in order."""
+    """The rules that would have allowed the refused calls, in order."""
     refused_calls: set[str] = field(default_factory=set)
     """The ids of the calls that were refused because there was no terminal to ask at."""
     was_refused_last: bool = False
-    """Whether no call has completed since the last refusal."""
+    """Whether a call was refused, and no call has completed since then."""
     first_cost: float | None = 0.0
     """The cost of the session before the run, in US dollars. With `--connect`, None until the server has sent it."""
     tokens_in: int = 0
-    """The input tokens that the answers to the prompts of this run report. They are used if the session's own counts
-    cannot be read, for example because a server runs it."""
+    """The input tokens of this run, as reported in the answers to its prompts. This number is used if the session's own
+    counts cannot be read, for example because a server runs it."""
     tokens_out: int = 0
-    """The output tokens that these answers report."""
+    """The output tokens of this run, as reported in the same answers."""
     cost: float | None = None
     """The cost of the session now, in US dollars, or None if it is unknown."""
     stopped_by: str = ""

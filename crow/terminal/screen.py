@@ -22,7 +22,8 @@ from crow.stdio import write_all
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _SPINNER_S = 0.1
 _PAUSE_STEPS = 4
-"""After so many steps of the spinner without new text, the status is shown in the middle of a line."""
+"""After this many steps of the spinner without new text, the spinner and its status are shown even if the last line of
+the answer has not ended."""
 
 _DOWN, _UP, _SAVE, _RESTORE = "\x1bD", "\x1bM", "\x1b7", "\x1b8"
 """Move the cursor one line down or up in the same column, and scroll at the edge; save and restore its position."""
@@ -34,20 +35,22 @@ class Screen:
 
     def __init__(self, *, is_animated: bool = True) -> None:
         self.label = ""
-        """Shown beside the spinner. It must not be wider than the terminal."""
+        """Shown beside the spinner, cut to the width of the terminal."""
         self.status: Callable[[str, int], str] | None = None
-        """Returns the whole text beside the spinner for the label and a number of columns. If it is set and no text was
-        written for a moment, the spinner is shown also in the middle of a line of the answer, on the next line."""
+        """Takes the label and a number of columns, and returns the whole text beside the spinner. If this is set and no
+        text was written for a moment, the spinner is shown even if the last line of the answer has not ended. The
+        spinner is then on the next line."""
         self.below: Callable[[int], Sequence[str]] = lambda columns: ()  # noqa: ARG005
-        """Returns the lines to show under the spinner, also in the middle of a line of the answer. They must not be
-        wider than the given number of columns. They may contain styles."""
+        """Takes a number of columns, and returns the lines to show below the spinner. These lines may contain styles,
+        and must not be wider than that. If there are such lines, the spinner is shown even if the last line of the
+        answer has not ended."""
         self._escapes = sys.stdout.isatty()
         self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        """Without `is_animated`, no spinner is shown. A spinner also needs stderr to be a capable terminal."""
+        """Whether a spinner may be shown: `is_animated` is true, and stderr is a terminal that can move the cursor."""
         self._is_spinning = False
         """Whether the spinner is on the screen now."""
         self._has_below = False
-        """Whether lines below it are on the screen, too."""
+        """Whether there may be lines below the spinner on the screen, which must be removed together with it."""
         self._is_paused = False
         """Whether the spinner must not be drawn; see `paused`."""
         self._step = self._pause_steps = 0
@@ -149,8 +152,8 @@ class Screen:
         return self.below(shutil.get_terminal_size().columns - 1)
 
     def refresh(self, below: Sequence[str] | None = None) -> None:
-        """Draw the spinner and the lines below it, which are `below` if it is given. The cursor stays at the end of
-        the answer."""
+        """Draw the spinner, and below it the lines in `below` (default: those that the function `self.below` returns).
+        The cursor stays at the end of the answer."""
         if self._is_paused or not self._can_spin:
             return
         self.clear()
@@ -158,7 +161,7 @@ class Screen:
         label = on_one_line(self.label)
         # A character takes up to two columns.
         words = label[: columns // 2 - 2] if self.status is None else self.status(label, columns - 3)
-        # The lines are made anew each time, because a line that the terminal wraps would move the answer.
+        # Made for the current width each time, because a line that the terminal wraps would move the answer.
         lines = [f"{_SPINNER[self._step % len(_SPINNER)]} {words}", *(self._below() if below is None else below)]
         self._is_spinning, self._has_below = True, self.status is not None or len(lines) > 1
         if not self._has_below:

@@ -23,8 +23,8 @@ _LOOKS_LIKE_ID = re.compile(
     r"|[0-9a-f]{8}-[0-9a-f-]{4,27}|[0-9a-f]{12,}",
     re.DOTALL,
 )
-"""An id of a session, of a subagent, of an imported session, or of a session in its tool, or the start of one. A new
-session does not get such a text as its alias, because the user meant a stored session."""
+"""Matches the id, or the start of the id, of a session, of a subagent, of an imported session, or of another tool's
+session. A new session does not get such a text as its alias, because the user probably meant a stored session."""
 
 _NAMED_DIRECTORIES = 5
 
@@ -45,8 +45,8 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_session_options(options: argparse.Namespace, *, is_remote: bool = False) -> str | None:
-    """Check --mode and --cwd, and return the directory of --cwd. If `is_remote` is true, only the server can check this
-    directory. :raises ArgumentError: one of them cannot be used."""
+    """Check --mode, --session and --cwd, and return the directory of --cwd. If `is_remote` is true, only the server can
+    check this directory. :raises ArgumentError: one of the options cannot be used."""
     if options.mode is not None and options.mode not in MODES:
         raise ArgumentError(f'--mode is "{options.mode}"; expected one of {", ".join(MODES)}.')
     if options.session is not None and not options.session.strip():
@@ -162,7 +162,7 @@ async def find_session(connection: Connection, name: str) -> Params | None:
 
 
 async def list_sessions(connection: Connection, most: int, cwd: str | None = None) -> list[Params]:
-    """Return the sessions of a directory, or of all directories, as items of `session/list`."""
+    """Return at most `most` sessions of a directory, or of all directories, as items of `session/list`."""
     found: list[Params] = []
     params: dict[str, Any] = {} if cwd is None else {"cwd": cwd}
     while True:

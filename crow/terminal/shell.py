@@ -16,7 +16,7 @@ _GRACE_S = 0.5
 """How long a command that the user stops may take to end by itself."""
 
 _UNSHOWN_BYTES = 1 << 18
-"""Crow reads no more output while so much of it was not shown yet."""
+"""Crow reads no more output while more than this many bytes of it are not shown yet."""
 
 _KEPT_CHARS = 200_000
 _SENT_CHARS = 20_000
@@ -32,7 +32,7 @@ def user_shell() -> list[str]:
 
 
 class UserCommands:
-    """The user's commands. Their output is shown by `write`, and waits for the next prompt."""
+    """The user's commands. `write` shows their output, which is also kept for the next prompt."""
 
     def __init__(self, write: Callable[[str], Awaitable[None]]) -> None:
         self._write = write
@@ -98,4 +98,4 @@ class UserCommands:
         output = console_block(shorten_middle(kept, _SENT_CHARS)) if kept.strip() else "It printed nothing."
         self._results.append(f"I ran this command myself ({how}): {command}\n\n{output}")
         size = plural(len(kept.splitlines()), "line")
-        return f"{how[0].upper()}{how[1:]}. Your next prompt takes its output along ({size})."
+        return f"{how[0].upper()}{how[1:]}. Your next prompt includes its output ({size})."

@@ -29,7 +29,8 @@ class SessionState:
     """On a server: whether a turn runs, of this or of another client."""
 
     def open(self, response: Params, mode: str | None) -> None:
-        """Take the response that opened the session. `mode` was set after it was sent, unless it is None."""
+        """Take the response that opened the session. Unless `mode` is None, this mode was set after the response was
+        sent."""
         self.take({"sessionUpdate": "config_option_update", "configOptions": response.get("configOptions", ())})
         self._take_turn_state(response)
         self.mode = mode or self.mode

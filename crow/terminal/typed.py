@@ -24,7 +24,7 @@ _PARTS = re.compile(r"[^\x00-\x1f\x7f]+|.", re.DOTALL)
 """Splits keys into runs of ordinary characters and single control characters."""
 
 _END_CHARS = 4_000
-"""More than any terminal shows of a line. The text before the last so many characters is ignored."""
+"""Only this many characters at the end of a text are examined. No terminal shows more of a line."""
 _SHOWN = 2
 """The maximum number of waiting texts that are shown, newest last."""
 
@@ -77,7 +77,7 @@ class TypedText:
         return self._enter()
 
     def take_back(self) -> None:
-        """Put the newest waiting text before the line."""
+        """Put the newest waiting text before the line. If no text is waiting, clear the line."""
         if self.queue:
             self.line = "\n".join(filter(None, [self.queue.pop(), self.line]))
         else:
@@ -91,7 +91,7 @@ class TypedText:
         return "\n".join(filter(None, texts))
 
     def shown(self, columns: int) -> list[str]:
-        """Return the lines to show below the answer, each cut to so many columns. Without any text, there are none."""
+        """Return the lines to show below the answer, each cut to `columns` columns. Return none if there is no text."""
         if not self.line and not self.queue:
             return []
         hidden = max(0, len(self.queue) - _SHOWN)
@@ -134,7 +134,7 @@ class TypedText:
 
 
 def _end_of(text: str, columns: int) -> str:
-    """Return a text on one line, or only its end if it takes more than so many columns."""
+    """Return a text on one line, or only its end if the line would take more than `columns` columns."""
     line = on_one_line(text[-_END_CHARS:])
     if cell_len(line) <= columns:
         return line

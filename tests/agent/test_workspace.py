@@ -153,8 +153,8 @@ def test_kinds_of_subagents_of_a_workspace_are_named(tmp_path: Path) -> None:
                 severity="info",
                 title="Commands run without layers",
                 description="Landlock confines commands, but not in layers. So commands name their access before "
-                "they run, and an undo restores only what crow could copy before. `crow doctor` says what would give "
-                "layers.",
+                "they run, and an undo restores only files that crow could copy before. `crow doctor` says what would "
+                "give layers.",
             ),
         ),
         (SandboxStatus(setting="off", problem="It is off."), None),

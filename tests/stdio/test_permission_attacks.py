@@ -403,7 +403,7 @@ async def test_rules_about_mcp_tools_that_an_older_crow_stored_ask_once_more(
         await agent.prompt(session, "go")
         await agent.prompt(session, "go on")
     assert len(asked) == 1
-    assert "You allowed this tool before crow noted what it is." in asked[0]
+    assert "You allowed this tool before crow recorded its definition." in asked[0]
     with closing(sqlite3.connect(home / "crow.db")) as database:
         (row,) = database.execute("SELECT permissions FROM sessions WHERE id = ?", (session,)).fetchone()
     assert [rule.keys() >= {"fingerprint", "definition"} for rule in json.loads(row)] == [True]

@@ -51,7 +51,7 @@ def test_a_command_after_an_exclamation_mark_is_run_and_shown_and_goes_along(she
         terminal.wait_for(READY)
         terminal.type(f"!echo a; printf '\\033]0;owned\\007 %s' *.py; exit 3{ENTER}")
         terminal.wait_for("\\x1b]0;owned\\x07 x.py")
-        terminal.wait_for("Exit code 3. Your next prompt takes its output along (2 lines).")
+        terminal.wait_for("Exit code 3. Your next prompt includes its output (2 lines).")
         terminal.wait_for(READY)
         terminal.type(f"why?{ENTER}")
         terminal.wait_for("I see.")

@@ -42,8 +42,8 @@ class CommandContext:
     set_model: Callable[[str], Awaitable[None]]
     """Changes the model of the session and tells the client."""
     move: Callable[[int | None, str], Awaitable[str]]
-    """Moves the session to an entry (None: before the first one). The text says why. Returns a sentence about restored
-    options, or an empty string."""
+    """Moves the session to an entry (None: before the first one). The text is the reason, such as `undo`. Returns a
+    sentence about the options that the move has restored, such as the model, or an empty string."""
     run_prompt: Callable[[User], Awaitable[StopReason]]
     """Stores a prompt and answers it."""
     toolbox: Callable[[], Awaitable[Toolbox]]

@@ -150,8 +150,8 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
 
 
 def _bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """Draw the window as `_CELLS` characters, of which `tokens` fill a proportional part. If `mark` is given, a sign
-    shows how far `mark` tokens would fill the window."""
+    """Draw the window as `_CELLS` characters. The part of it that `tokens` take is filled. If `mark` is given, a sign
+    shows how far `mark` tokens would reach."""
     halves = min(2 * _CELLS, -(-2 * _CELLS * tokens // window)) if tokens > 0 else 0
     cells = list((_FULL * (halves // 2) + _HALF * (halves % 2)).ljust(_CELLS, _EMPTY))
     if mark is not None:
@@ -290,7 +290,8 @@ async def export(context: CommandContext, argument: str) -> str:
 
 
 async def diff(context: CommandContext, argument: str) -> str:
-    """Show the changes of the built-in tools on this branch. The diffs come from file contents that crow stored."""
+    """Show the changes that built-in tools made on this branch, and list the files that commands changed. The diffs
+    come from file contents that crow stored."""
     changes = await context.store.file_changes(context.branch.leaf, None)
     by_commands = [entry for entry in changes if holds_change_sets([entry])]
     by_path, results = group_by_path([entry for entry in changes if not holds_change_sets([entry])])
@@ -309,12 +310,13 @@ async def diff(context: CommandContext, argument: str) -> str:
     if not argument:
         told += await _changes_by_commands(context.workspace, by_commands)
     return (
-        "\n\n".join(told) or "This session changed no files. What commands change outside of a layer is not recorded."
+        "\n\n".join(told)
+        or "This session changed no files. Changes that commands make outside of a layer are not recorded."
     )
 
 
 async def _changes_by_commands(workspace: Workspace, changes: Sequence[Entry]) -> list[str]:
-    """Return a list of the files that each command changed, as at most one text."""
+    """Return one text that lists the files that each command changed, or nothing if no command changed files."""
     lines = []
     for entry in changes:
         assert isinstance(entry.body, File), "a command's changes are a file entry"

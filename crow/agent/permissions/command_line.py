@@ -1,7 +1,8 @@
-"""Finds the commands that a command line runs: its own, and those that these run in turn.
+"""Finds the commands that a command line runs, and the commands that those commands run in turn.
 
-A command can run others in two ways: it gets a text that a shell reads, as in `sh -c 'git push'`, or words, as in
-`env A=b git push`. If it depends on the line's values which command runs, the list is not clear.
+A command can be given the command that it runs in two ways: as a text that a shell reads, as in `sh -c 'git push'`, or
+as words, as in `env A=b git push`. If the value of a variable or the output of a command decides which command runs,
+the list is not clear.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _KEYWORDS = frozenset(
 )
 _SOURCES = ("source", ".")
 _RUN = (("run",), ("exec",), ("dlx",))
-"""The subcommands with which most programs that have them run another program, such as `docker exec`."""
+"""Subcommands, as in `docker exec`. Most programs that have such a subcommand run another program with it."""
 _INPUT_TAKERS = frozenset(("xargs", "gxargs", "parallel"))
 """Wrappers that add words from their input to the command that they run."""
 _REPLACES = re.compile(r"^(?:-[IJ] |-[IiJ]|--replace=)(\S+)")
-"""Matches the option of `xargs` that names the text to replace, with the word after the option."""
+"""Matches an option of `xargs` and the text to replace, which is in the option's word or in the next word."""
 _PLACEHOLDER = re.compile(r"\{[^{} ]*\}")
 """Matches a text that `find`, `xargs` and others replace with a file name or a part of their input, such as `{}`."""
 _PLAIN_OPTIONS = frozenset(("--", "--login", "--noprofile", "--norc", "--posix"))
@@ -44,7 +45,7 @@ class CommandList:
     """The commands of a line."""
 
     commands: list[Words] = field(default_factory=list)
-    """In no order. The words of a command may contain `UNKNOWN` and `UNKNOWN_WORDS`."""
+    """In no particular order. The words of a command may contain `UNKNOWN` and `UNKNOWN_WORDS`."""
     files: list[str] = field(default_factory=list)
     """The targets of redirections."""
     is_clear: bool = True
@@ -99,8 +100,8 @@ def named_files(line: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _LastCommand:
-    """A command that a wrapper or a shell runs. It is not searched for further commands: they are found in the words of
-    the wrapper, too."""
+    """A command that a wrapper or a shell runs. It is not searched for further commands, because these are also found
+    in the words of the wrapper."""
 
     words: Words
 
@@ -126,8 +127,9 @@ def _run_by(words: Words) -> Iterator[str | Words | _LastCommand]:
 
 
 def _run_by_shell(words: Words) -> Iterator[str | _LastCommand]:
-    """Yield the commands of a shell. With `-c`, it runs the text after that option. Without `-c`, it runs a script if
-    one is named. Without `-c` and without a script, it runs its input, which is unknown."""
+    """Yield the texts and commands that a shell runs. With `-c`, the shell runs the text after that option. Without
+    `-c`, it runs a script if one is named. Without `-c` and without a script, it runs its input, which is unknown, so
+    nothing is yielded."""
     option = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = (at for at in range(1, len(words)) if not words[at].startswith(("-", "+")))
     if option:
@@ -139,8 +141,8 @@ def _run_by_shell(words: Words) -> Iterator[str | _LastCommand]:
 
 
 def _run_by_wrapper(words: Words) -> Iterator[str | Words | _LastCommand]:
-    """Yield each command that a wrapper may run. It may begin at any word, because an option of the wrapper may take a
-    value. A single word may also be a whole command line."""
+    """Yield each command that a wrapper may run. Such a command may begin at any word, because an option of the wrapper
+    may take a value. A single word may also be a whole command line."""
     first, more = len(words), Words()
     if program_of(words[0]) in _INPUT_TAKERS:
         words, first = _with_input(words)
@@ -161,7 +163,7 @@ def _run_by_wrapper(words: Words) -> Iterator[str | Words | _LastCommand]:
 
 def _run_by_option(words: Words) -> Iterator[str]:
     """Yield the command line in a short option of a wrapper, as in `env -S'git push'` or `su -c'git push'`. The words
-    after `-S` belong to it."""
+    after the option `-S` belong to its command line."""
     _, _, text = words[0].partition("c")
     if text:
         yield text
@@ -171,8 +173,9 @@ def _run_by_option(words: Words) -> Iterator[str]:
 
 
 def _with_input(words: Words) -> tuple[Words, int]:
-    """Return the words of `xargs` or `parallel`, with unknown text in place of what the program replaces, and the index
-    of the other program. What follows `:::` is input of `parallel`, so it is left out."""
+    """Return the words of a command of `xargs` or `parallel`, and the index of the word that names the other program.
+    Texts that `xargs` or `parallel` would replace are `UNKNOWN` in these words. `:::` and the words after it are input
+    of `parallel`, so they are left out."""
     words = words[: next((at for at, word in enumerate(words) if word.startswith(":::")), len(words))]
     mark, first = "{}", 1
     while first < len(words) and words[first].startswith("-"):
@@ -196,7 +199,8 @@ def _without_assignments(words: Words) -> Words:
 
 
 def _may_run_input(words: Words) -> bool:
-    """Return whether a shell may run its input: it has no script, `-s`, or a script such as /dev/stdin."""
+    """Return whether a shell may run its input. A shell does so if it has no script, if it has the option `-s`, or if
+    its script is the input itself, such as /dev/stdin."""
     values = 0  # how many of the next words are values of the last option
     for word in words[1:]:
         if word.startswith(("-", "+")):

@@ -1,8 +1,8 @@
 """Finds words that make a command run another program or write to another place.
 
 An allow rule that ends with `*` does not cover a command with one of these words, unless the user wrote the word into
-the rule. `risk_table.py` lists the words of most programs; this module has the rules for programs whose command lines
-no list of words describes, such as wrappers and interpreters.
+the rule. `risk_table.py` lists the words of most programs; this module has the rules for programs for which a list of
+words is not enough, such as wrappers and interpreters.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _EXECUTORS: Mapping[str, int] = {
     **dict.fromkeys(("rustup", "lxc", "incus", "limactl", "multipass", "machinectl", "heroku"), 1),
     **dict.fromkeys(("aws-vault", "chamber", "sops"), 1),
 }
-"""Package managers, containers and keepers of secrets, which run another program with one of `_RUN`. Each maps to the
-number of operands before the other program, such as the name of the container."""
+"""Package managers, container tools and secret managers that run another program with a subcommand in `_RUN`. Each maps
+to the number of operands before the other program, such as the name of the container."""
 _SCRIPTED = frozenset(("npm", "pnpm", "yarn", "bun", "deno", "lerna", "nx"))
-"""Package managers whose `run` only runs scripts of the project, so it is no riskier than `python *`."""
+"""Package managers whose subcommand `run` only runs scripts of the project. So a rule such as `npm run *` is no riskier
+than `python *`."""
 _INTERPRETERS = re.compile(
     r"(?:i?python|pypy)[\d.]*|node|deno|bun|perl[\d.]*|ruby[\d.]*|php[\d.]*|lua[\d.]*|R|Rscript|julia|elixir|iex|escript|"
     r"groovy|scala|kotlin|raku|guile|racket|sbcl|octave|swipl|runghc"
@@ -46,8 +47,8 @@ _INTERPRETER_SAFE = {
         ("--test", "--watch", "--no-warnings", "--enable-source-maps", "--max-old-space-size", "--trace-warnings")
     ),
 }
-"""Options of interpreters that neither run other code nor write files. Other options may, or their values may look like
-the script."""
+"""Options of interpreters that neither run other code nor write files. Any other option may do so, or may have a value
+that looks like the script."""
 _ALWAYS_SAFE = frozenset(("-v", "-h", "-w", "--version", "--help"))
 """Harmless options of every interpreter."""
 
@@ -55,7 +56,7 @@ _ALWAYS_SAFE = frozenset(("-v", "-h", "-w", "--version", "--help"))
 def find_risk(words: Words, fixed: int) -> str | None:
     """Return the first word that may make a command run another program or write to another place, or None if there is
     no such word. The first `fixed` words are not examined, because the user wrote them into the rule. If the program
-    runs whatever follows it, the first word after them is risky."""
+    runs whatever follows it, the first examined word is risky."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -88,7 +89,7 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def _interpreter_option(words: Words, fixed: int) -> str | None:
-    """Return the first option of an interpreter that may run other code, or its script if that is a URL. The words
+    """Return the first option with which an interpreter may run other code, or the script if it is a URL. The words
     after the script or the module are its arguments, so they are not risky."""
     program = program_of(words[0])
     kind = "python" if program.startswith(("python", "pypy")) else program
@@ -137,7 +138,7 @@ def _sed_scripts(words: Words) -> Iterator[str]:
             if "--expression".startswith(name):  # long options may be shortened
                 has_script, is_script_next, script = True, not equals, value if equals else None
         elif word.startswith("-") and word != "-":
-            _, e, rest = word.partition("e")  # short options may be combined, and `-es/a/b/` has its script with it
+            _, e, rest = word.partition("e")  # short options may be combined, and `-es/a/b/` contains its script
             if e:
                 has_script, is_script_next, script = True, not rest, rest or None
         elif not has_script:

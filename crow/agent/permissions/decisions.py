@@ -154,7 +154,8 @@ def refusal_of_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> Re
 
 
 def _names_of(path: str, call: PlannedCall) -> tuple[str, ...]:
-    """Return the names of a changed file in rules: its absolute path and, inside cwd, also the relative one."""
+    """Return the names by which rules may refer to a changed file: its absolute path and, if the file is inside cwd,
+    also its relative path."""
     root = f"{call.changed_below.rstrip('/')}/"
     return (path, path.removeprefix(root)) if call.changed_below and path.startswith(root) else (path,)
 
@@ -169,7 +170,8 @@ def _covers_changes(call: PlannedCall, rules: Sequence[PermissionRule]) -> bool:
 
 
 def common_folder(paths: Sequence[str], cwd: str) -> str:
-    """Return the folder below `cwd` that contains all these paths; empty if there is none."""
+    """Return the deepest folder that contains all these paths. Return an empty string if it is not below `cwd`, or if
+    its name contains a wildcard character."""
     root = os.path.realpath(cwd)
     folder = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
     return folder if folder.startswith(f"{root}{os.sep}") and not any(sign in folder for sign in "*?") else ""
@@ -266,8 +268,8 @@ def _refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str |
 
 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
-    """Return the files that a search must leave out, or that a confined command must not read. A change of a file runs
-    the user's checks, which are such commands."""
+    """Return the files that a search must leave out, or that a confined command must not read. Calls that change files
+    get them too, because the user's checks run after a change, as confined commands."""
     if name not in (*_SEARCHES, *_CHANGES, "shell"):
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in _SEARCHES else ("read_file",)

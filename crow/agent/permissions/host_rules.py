@@ -25,8 +25,8 @@ def decide_about_host(
     is_bounded: bool = False,
 ) -> tuple[Decision, PlannedCall]:
     """Decide whether the command of a call may reach a host, and use a credential there. Also return the host as a
-    planned call, about which the user can be asked. If something may be changed with the credential, one question is
-    enough for both.
+    planned call, about which the user can be asked. If the command may change something with the credential, that
+    change is decided on instead of the connection, so that the user is asked only once.
 
     Rules about hosts come first. A rule that lets the command run with full access also lets it reach hosts. The user
     is never asked about an IP address in place of a name: only a rule of the user can allow it.
@@ -52,7 +52,7 @@ def decide_about_host(
 
 def siblings_at(call: PlannedCall, host: Host, mode: str, rules: Sequence[PermissionRule]) -> tuple[Host, ...]:
     """Return the other hosts of the package registry to which `host` belongs, without those that a rule denies. If the
-    user allows a command to reach `host`, it may reach these, too."""
+    user allows a command to reach `host`, the command may reach these hosts, too."""
     others = (Host(name, PORTS[-1]) for name in siblings_of(str(host)))
     return tuple(
         other for other in others if not isinstance(decide(NETWORK, _plan_of_host(call, other), mode, rules), Refuse)
@@ -71,7 +71,8 @@ def _plan_of_write(call: PlannedCall, use: Use) -> PlannedCall:
 
 
 def _plan_of_host(call: PlannedCall, host: Host, others: Sequence[Host] = (), use: Use | None = None) -> PlannedCall:
-    """Return a planned call that stands for the connection of a command to a host, and to others of its registry."""
+    """Return a planned call that stands for the connection of a command to a host, and to the other hosts of the same
+    registry."""
     words = f"connect to: {host}" if use is None else use.words
     also = f" (and {', '.join(map(str, others))}, of the same registry)" if others else ""
     return PlannedCall(

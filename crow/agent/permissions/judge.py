@@ -138,9 +138,10 @@ class Permissions:
         self.rules: tuple[PermissionRule, ...] = ()
         """The rules of the user's file."""
         self._limit = limit
-        """A mode: no more is allowed than in this one. Empty if only the mode of the session counts."""
+        """A mode that limits these permissions: nothing is allowed that this mode does not allow. Empty if only the
+        mode of the session counts."""
         self._session = session or self
-        """The permissions of the session, which have the rules of the user's file. For a session, this object."""
+        """The permissions of the session itself, which have the rules of the user's file. They may be this object."""
         self.reviews: dict[str, _Review] = {} if session is None else session.reviews
         """Maps the id of each running call to the function that decides whether the changes of its command are kept."""
         self.hosts: dict[str, Callable[[Host, Use | None], Awaitable[HostVerdict]]] = (
@@ -247,8 +248,8 @@ class Permissions:
                 return HostVerdict(is_named=is_named, is_read_only=is_read_only, also=also)
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
-        """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
-        may run."""
+        """Return why a call that the user has requested is refused, for example by a deny rule or in plan mode. Return
+        an empty string if the call may run."""
         row = self._branch.row
         plan = await self.complete(call, plan)
         rules, is_bounded = current_rules(self._session.rules, row), self._workspace.is_bounded
@@ -268,7 +269,7 @@ class Permissions:
         return "" if refusal is None else refusal.words
 
     def refusal_to_read(self, plan: PlannedCall) -> Refuse | None:
-        """Return the refusal if the user's rules forbid, or may forbid, to read one of the files that a call touches.
+        """Return the refusal if the user's rules forbid, or may forbid, reading one of the files that a call touches.
         Return None otherwise. `plan` comes from `complete`."""
         rules = current_rules(self._session.rules, self._branch.row)
         for part in plan.each:
@@ -351,8 +352,8 @@ class Permissions:
         *,
         can_last: bool,
     ) -> Mapping[PermissionAnswer, tuple[PermissionRule, ...]]:
-        """Return the answers that add rules to the session, with these rules. `asked` has the parts of the call that
-        the question is about."""
+        """Return the answers that add rules to the session, each with the rules that it adds. `asked` has the parts of
+        the call that the question is about."""
         cwd = self._branch.row.cwd
         lasting: dict[PermissionAnswer, tuple[PermissionRule, ...]] = {}
         if plan.coverage.asks_once:

@@ -54,8 +54,8 @@ FIND_RUNS = {
     **dict.fromkeys(("find", "gfind"), frozenset(("-exec", "-execdir", "-ok", "-okdir"))),
     **dict.fromkeys(("fd", "fdfind"), frozenset(("-x", "-X", "--exec", "--exec-batch"))),
 }
-"""Programs that find files and may run another program for them. Each maps to the options that the other program
-follows."""
+"""Programs that find files and may run another program for them. Each maps to the options that come before the name of
+the other program."""
 SUBCOMMANDS: Mapping[str, frozenset[str]] = {
     "git": frozenset(
         ("-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--super-prefix", "--config-env")

@@ -10,7 +10,8 @@ from unicodedata import normalize
 
 
 def is_absolute(pattern: str) -> bool:
-    """Return whether a glob of paths can name paths outside the workspace."""
+    """Return whether a glob of paths is absolute or begins with `~`, so that it can match paths outside the
+    workspace."""
     return os.path.isabs(os.path.expanduser(pattern))
 
 

@@ -1,7 +1,7 @@
 """Lists the words that make programs run other programs or write to other places.
 
-The table cannot be complete; confinement stops the dangers that it misses. For programs that it does not name,
-`OF_OTHERS` lists the options that mean such a thing in most programs.
+The table cannot be complete; confinement stops the dangers that it misses. For programs that are not in the table,
+`OF_OTHERS` lists the options that are risky in most programs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OUTWARD = r"(?:^|=|^-[A-Za-z]+)(?:[/~]|\.[^/.]|\.\.)|/\.[^/.]|/\.\.|(?i:(?:agen
 at the home directory (also as the value of an option), a hidden file, `..`, an instruction file of an agent, the `HEAD`
 of a repository, or anything with a variable."""
 _PLAIN_SETTING = r"\w+(?::\w+)?=(?i:on|off|yes|no|true|false|\d+|release|debug|relwithdebinfo|minsizerel)"
-"""Matches a setting of CMake whose value can name no program and no file."""
+"""Matches a setting of CMake whose value cannot name a program or a file."""
 _WRITER = Risks(pattern=_OUTWARD)
 OF_OTHERS = Risks(
     long="command editor eval exec exec-batch execute init-file init-hook init-script interpreter launcher load "

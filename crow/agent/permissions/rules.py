@@ -53,7 +53,7 @@ crow asks the user again."""
 
 
 def narrower_mode(first: str, second: str) -> str:
-    """Of the two modes, return the one that allows less. An unknown mode is treated as `ask`."""
+    """Return whichever of the two modes allows less. An unknown mode is treated as `ask`."""
     return min(first, second, key=lambda mode: AGENT_MODES.index(mode if mode in AGENT_MODES else "ask"))
 
 
@@ -76,11 +76,13 @@ class PermissionRule:
     """The only directory in which an allow rule of a session applies. None in rules of the user's file, and in rules
     that an older version of crow stored."""
     fingerprint: str = ""
-    """Set if the rule comes from an answer about an MCP tool: the rule covers the tool only as it was then."""
+    """Set if the rule comes from an answer about an MCP tool: the rule covers the tool only as the server described it
+    then."""
     definition: str = ""
     """The title, description and schema of that tool."""
     is_typed: bool = False
-    """The user typed the rule. So it covers an MCP tool by its name, also after its server has changed the tool."""
+    """The user typed the name of an MCP tool in this rule. So the rule covers the tool by its name, even after the
+    server has changed the tool."""
 
     def as_json(self) -> JsonObject:
         """Return the rule as it is stored in the session's row."""
@@ -124,8 +126,8 @@ class PermissionRule:
         return coverage.argument is not None and fnmatchcase(coverage.argument, self.argument)
 
     def is_outdated(self, call: PlannedCall) -> bool:
-        """Return whether the called MCP tool is not the one that the user's answer was about. An older version of crow
-        stored no fingerprints, so it is not known which tools its rules were about."""
+        """Return whether the called MCP tool has changed since the user's answer that made this rule. Older versions of
+        crow stored no fingerprints, so their rules about MCP tools always count as outdated."""
         is_by_name = self.is_users or self.is_typed or _PLAIN_NAME.fullmatch(self.tool) is None
         return not is_by_name and self.fingerprint != call.coverage.fingerprint
 
@@ -175,9 +177,11 @@ def outdated_rule(name: str, call: PlannedCall, rules: Iterable[PermissionRule])
 
 
 def change_of_tool(rule: PermissionRule, call: PlannedCall) -> tuple[str, str]:
-    """Explain to the user why crow asks again about an MCP tool. Also return what its server changed, as a diff."""
+    """Explain to the user why crow asks again about an MCP tool. Also return the changes that the server has made to
+    the tool, as a diff."""
     if not rule.fingerprint or not call.coverage.fingerprint:
-        return "You allowed this tool before crow noted what it is. From now on, crow asks again if it changes.", ""
+        words = "You allowed this tool before crow recorded its definition. From now on, crow asks again if it changes."
+        return words, ""
     lines = unified_diff(rule.definition.split("\n"), call.coverage.definition.split("\n"), lineterm="", n=2)
     changes = "\n".join([*lines][2:]) or "The difference is in the part that is not shown."
     return "You allowed this tool always, but its server has changed it since. The changes:", changes
@@ -271,7 +275,7 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
 
 
 def rules_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> tuple[PermissionRule, ...]:
-    """Return the rules to store when the user answers "always" for this call: one for each kind of part."""
+    """Return the rules to store when the user answers "always" for this call: one for each part, without duplicates."""
     name = call.coverage.rule_tool or name
     return tuple(dict.fromkeys(rule_for(name, part, allow=allow, cwd=cwd) for part in call.each))
 
@@ -279,9 +283,9 @@ def rules_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> tuple[P
 def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> PermissionRule:
     """Return the rule to store when the user answers "always" for this call.
 
-    For a file outside the workspace, the rule covers only that file. For a command, it covers only the same command
-    line with at most the same access. If the answer is about what a plain command has changed, the rule covers this
-    kind of command. An allow rule applies only in `cwd`.
+    For a file outside the workspace, the rule covers only that file. For a command, the rule covers only the same
+    command line with at most the same access. If the answer is about the changes that a plain command has made, the
+    rule covers all commands of the same kind (see `kind_of_command`). An allow rule applies only in `cwd`.
     """
     rule = PermissionRule(
         tool=call.coverage.rule_tool or name,

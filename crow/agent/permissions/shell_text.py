@@ -1,8 +1,8 @@
-"""Splits a text as bash would: into commands, and these into words.
+"""Splits a text into commands and words, as bash would.
 
-Values that exist only while the text runs, such as those of variables, are unknown here and become `UNKNOWN`.
-`simple_words` is for allow rules: it accepts too little rather than too much. `read_text` is for deny rules: it finds
-every command.
+Values that exist only while the text runs, such as those of variables, are unknown here. `UNKNOWN` or `UNKNOWN_WORDS`
+stands for them. `simple_words` is for allow rules: it accepts too little rather than too much. `read_text` is for deny
+rules: it finds every command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNKNOWN_WORDS = "\1"
 MAX_DEPTH = 12
 """Substitutions are read down to this depth. A command that runs another command adds to the depth, too."""
 _MAX_TRIES = 20
-"""In one text, crow looks for the end of `((` at most this many times."""
+"""Crow looks for the end of `((` at most this many times in one text."""
 
 _BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
 """Matches a character that has no special meaning for the shell outside of quotes."""
@@ -142,7 +142,7 @@ class _Reader:
             self._read_redirection()
         elif self._text.startswith("((", self._at) and (inner := self._arithmetic()) is not None:
             self._end_command()
-            # some shells read it as commands in two subshells
+            # some shells read `((...))` as commands in nested subshells, so look for commands in it
             self._nest(inner.replace("<<", " "))
         elif char in ";&|()\n":
             self._found.has_input |= char == "|" and not self._text.startswith("||", self._at)
@@ -159,7 +159,8 @@ class _Reader:
             self._at = rest_at
 
     def _arithmetic(self) -> str | None:
-        """Return the text in `((...))`, where `<<` is an operator. Return None if this is something else."""
+        """If `((...))` with arithmetic begins here, read it and return the text inside, where `<<` is an operator.
+        Otherwise return None."""
         start, is_clear = self._at, self._found.is_clear
         self._tries += 1
         if self._tries > _MAX_TRIES:
@@ -220,7 +221,8 @@ class _Reader:
         self._read_double("")
 
     def _read_expansion(self, unknown: str) -> None:
-        """Read a substitution or a variable, which begins with a dollar sign or a backquote. Its value is `unknown`."""
+        """Read a substitution or a variable, which begins with a dollar sign or a backquote. Add `unknown` to the word
+        in place of the value, or `UNKNOWN_WORDS` if the value may be several words even in quotes."""
         text, start = self._text, self._at
         if text[start] == "`":
             inner = _BACKQUOTED.match(text, start)
@@ -324,8 +326,8 @@ class _Reader:
         self._here.append(_HereDocument(mark, may_indent=may_indent, is_expanded=mark == word[1]))
 
     def _skip_here_documents(self) -> None:
-        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it. If the end mark
-        is missing, the line is unclear, because it may contain no here-document."""
+        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it. If an end mark
+        is missing, `is_clear` becomes false, because the text may then contain no here-document at all."""
         waiting, self._here = self._here, []
         for document in waiting:
 

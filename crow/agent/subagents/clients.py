@@ -37,7 +37,7 @@ from crow.tools import OnOutput, SubagentResult
 _PROGRESS_EVERY_S = 0.1
 """The progress of a call is shown at most once in this many seconds, except when the subagent calls a tool."""
 _PROGRESS_CHARS = 2_000
-"""The progress of a call shows at most this many characters, the newest."""
+"""The progress of a call shows at most this many characters from the end of its text."""
 _END_S = 5.0
 """When a subagent ends, crow waits at most this many seconds for clients to take the news."""
 _CANCELLED = TurnEnd(stop="cancelled")
@@ -178,7 +178,7 @@ class SubagentClient:
 
     def report(self, words: str, changes: str = "") -> tuple[str, str]:
         """Report how a task in the background has ended. Return a text for the model and a line for the user. Both
-        begin with `words`, which name the task. `changes` describes its changes in its layer."""
+        begin with `words`, which name the task. `changes` describes the changes in the subagent's layer."""
         task_id = self.branch.row.id if self.branch is not None else ""
         end = self.end or _CANCELLED
         match end.stop:

@@ -17,14 +17,14 @@ from crow.domain.text import on_one_line, shorten_middle
 from crow.store.transcript import fenced
 
 _ALL_CHARS, _FILE_CHARS = 80_000, 40_000
-"""The most characters of all files together, and of one file."""
+"""All files together have at most `_ALL_CHARS` characters, and each file at most `_FILE_CHARS`."""
 
 _MIN_FILE_CHARS = 200
 """If fewer characters than this still fit, no more files are attached."""
 _STATE_TOKENS = 2_000
-"""The most tokens of the caller's last summary and its newest messages together."""
+"""The caller's last summary and newest messages together have at most this many tokens."""
 _LISTED_FILES = 30
-"""At most this many changed files are listed, the newest."""
+"""Only the newest changed files are listed, at most this many."""
 _NOT_ATTACHED = (
     "[These files are not attached, because they cannot be read, need a permission, or are too large together: "
     "{names}. Read them yourself if you need them.]"
@@ -37,7 +37,7 @@ async def attached_files(
 ) -> tuple[Part, ...]:
     """Return the named files as parts of a prompt. `read` returns the text of a file, or None if it may not be read.
     `window` is the subagent's context window in tokens, if it is known."""
-    # `window` counts tokens of about four characters, so that many characters are a quarter of the window
+    # a token has about four characters, so files with `window` characters fill about a quarter of the window
     left = _ALL_CHARS if window is None else min(_ALL_CHARS, window)
     parts: list[Part] = []
     missing: list[str] = []

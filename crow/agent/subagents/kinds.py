@@ -18,8 +18,8 @@ _CONFIG_KEY = "agent"
 """The key of the subagent's kind in the subagent's configuration."""
 
 _ISOLATED_KEY = "isolated"
-"""The key in a subagent's configuration that says that it works in a layer of its own: a private copy of the workspace,
-whose changes the caller merges or drops."""
+"""The key in a subagent's configuration for whether the subagent works in a layer of its own: a private copy of the
+workspace, whose changes the caller merges or drops."""
 
 _ISOLATED_ROLE = (
     "You work on a copy of the workspace of your own, at the same paths. What you change stays in it until the other "
@@ -64,7 +64,8 @@ class Speciality:
     model: str = ""
     """Empty if the subagent uses the model of its session."""
     mode: str = ""
-    """The most that the kind allows. Empty if only the mode of the session counts."""
+    """A mode: the subagent may do nothing that this mode does not allow. Empty if only the mode of the session
+    counts."""
     isolated: bool = False
     """The subagent works in a layer of its own."""
     context: tuple[str, ...] = AGENT_CONTEXT
@@ -111,7 +112,7 @@ class Speciality:
 
     def config(self, config: JsonObject) -> JsonObject:
         """Return `config` with the kind added to it. The kind's instructions come at the end of the system message,
-        after the text about its layer."""
+        after the text about the subagent's layer."""
         if self.isolated:
             append = f"{config.get('system_prompt_append') or ''} {_ISOLATED_ROLE}".strip()
             config = {**config, "system_prompt_append": append, _ISOLATED_KEY: True}
@@ -162,7 +163,8 @@ class Speciality:
 
 
 def changes_of_own(config: JsonObject) -> JsonObject:
-    """Return the changes to a subagent's configuration when a client opens the subagent as a session of its own."""
+    """Return the changes that remove the texts and keys for subagents from a subagent's configuration. They are made
+    when a client opens the subagent as a session of its own."""
     append = config.get("system_prompt_append")
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:

@@ -1,7 +1,8 @@
 """Subagents: each runs a task as one turn in a conversation of its own.
 
-The call that gives a task waits for its end (`_run`) or goes on at once (`_start`). In both cases, the task is
-opened, begun, worked on, ended and forgotten. The answer of a task in the background goes into the session's inbox.
+The call that gives a task waits until the task has ended (`_run`) or returns at once (`_start`). In both cases, the
+task is opened, begun, worked on, ended and forgotten. The answer of a task in the background goes into the session's
+inbox.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ _RENEW_S = 20.0
 class RunningTask:
     """A subagent at work, from `Subagents._open` until it is forgotten.
 
-    It has been opened, then begun (its turn is claimed and its prompt stored), then ended (`client.end` and `ended` are
-    set). A task in the background may wait for a slot between its beginning and its work.
+    The task is opened, then begun (its turn is claimed and its prompt stored), then worked on, then ended (`client.end`
+    and `ended` are set). A task in the background may have to wait for a slot after it has begun.
     """
 
     branch: Branch
@@ -70,7 +71,7 @@ class RunningTask:
     is_background: bool = False
     """Whether the turn that gave the task goes on without waiting for it."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    """Cancelling it ends the subagent's work, but not the turn that ordered it."""
+    """Cancelling this scope ends the subagent's work, but not the turn that gave the task."""
     ended: anyio.Event = field(default_factory=anyio.Event)
     """Set when the work has ended."""
 
@@ -81,7 +82,7 @@ class Subagents:
 
     A task's conversation is stored as a session whose `parent_id` is the id of this session. The permissions of this
     session apply to the subagent's calls. An editor that shows subagents shows each as a session of its own. For other
-    editors, the calls are announced under the session's id.
+    editors, the subagent's calls are announced under this session's id.
     """
 
     adapters: Adapters
@@ -100,7 +101,7 @@ class Subagents:
     started: Counter[int] = field(default_factory=Counter)
     """Counts the tasks of each turn."""
     opening: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
-    """Held while a task is opened. The calls of one step open their tasks at the same time."""
+    """Held while a task is opened, because the calls of one step may open tasks at the same time."""
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """See :class:`crow.tools.SubagentRunner`."""
@@ -238,7 +239,7 @@ class Subagents:
         await client.finish(branch)
 
     async def _forget(self, running: RunningTask) -> None:
-        """Count the usage of a task, and remove everything that the session knows of it."""
+        """Count the usage of a task, and drop the task from the session's memory. What is stored stays."""
         running.client.close()
         self.log.forget(running.client.answers)
         await self._count(running.branch)
@@ -250,8 +251,8 @@ class Subagents:
             running.ended.set()
 
     async def _count(self, branch: Branch) -> None:
-        """Add the usage of a task to the turn of the session, or to its next turn if none runs. The store has already
-        added this usage to the session's row."""
+        """Add the usage of a task to the running turn of the session, or to its next turn if no turn is running. The
+        store has already added this usage to the session's row."""
         used = branch.usage.turn
         if used is not None:
             is_idle = self.parent.claimed_to is None
@@ -344,7 +345,7 @@ class Subagents:
 
     @asynccontextmanager
     async def _own_tools(self, running: RunningTask) -> AsyncIterator[ToolSubset]:
-        """Open the tools of a subagent. If it is isolated, they work in its layer."""
+        """Open the tools of a subagent. If the subagent is isolated, the tools work in its layer."""
         if not running.kind.isolated:
             yield running.tools
             return
@@ -352,12 +353,13 @@ class Subagents:
             yield ToolSubset(own, running.tools.specs())
 
     async def _changes(self, running: RunningTask) -> str:
-        """Return a text for the model about the changes in the subagent's layer. Return "" if the subagent has none."""
+        """Return a text for the model about the changes in the subagent's layer. Return "" if the subagent has no
+        layer."""
         if not running.kind.isolated:
             return ""
         try:
             return await running.tools.changes_of(running.branch.row.id)
-        except Exception as error:  # the answer counts all the same
+        except Exception as error:  # the answer is useful even without the changes
             logger.warning("The changes of the subagent %s cannot be shown", running.branch.row.id, exc_info=True)
             return f"[Its changes cannot be shown: {error}.]"
 

@@ -1,4 +1,4 @@
-"""The tools that a subagent gets: some of its session's."""
+"""The tools that a subagent gets: some of the tools of its session."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _NAMES_TOLD = 50
 
 
 def tools_for(task: Task, kind: Speciality, session: Speciality, toolbox: Toolbox) -> ToolSubset:
-    """Return the tools of a task, out of those of its session. If the session is itself a subagent with a kind, the
-    limits of that kind (`session`) apply, too.
+    """Return the tools of a task, chosen from the tools of its session. If the session is itself a subagent with a
+    kind, the limits of that kind (`session`) apply, too.
 
     :raises ~crow.domain.errors.ArgumentError: the kind allows no tool, or the task names one that it cannot use.
     """

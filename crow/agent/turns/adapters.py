@@ -91,7 +91,7 @@ class Adapters:
     """Takes the name of a model and returns the name of the tool with which it edits files: `edit_file` or
     `apply_patch`."""
     models: Sequence[str] = ()
-    """The names to choose from, as they are now."""
+    """The names of the models to choose from. This is a live view: the names may change later."""
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None
     """The path of the user's own AGENTS.md, which need not exist."""

@@ -44,7 +44,7 @@ class _OpenCall:
 
     ref: CallRef
     call: ToolCall
-    """The call as the model or a hook wants it."""
+    """The call, with the arguments that the model gave or a hook has set."""
     plan: PlannedCall
     announcement: Announcement
     """The title and the details with which clients show the call until it has a result."""
@@ -76,7 +76,7 @@ class Calls:
         self.toolbox = toolbox
         self._gauge = gauge
         self._calls_in_step = 1
-        """How many calls share the room for results in the context."""
+        """How many calls the current step has. Their results share the room that is left in the context."""
         self._open: dict[CallRef, _OpenCall] = {}
         self._results: dict[CallRef, ToolResult] = {}
         """The results of the current step."""
@@ -87,7 +87,7 @@ class Calls:
         reach."""
 
     async def prepare(self) -> None:
-        """Let the tools get ready while the model answers."""
+        """Start to prepare the tools for calls, in the background."""
         self.toolbox.prepare()
 
     def understood(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
@@ -101,7 +101,8 @@ class Calls:
     async def run(
         self, entry: int, answer: Assistant, plans: Sequence[PlannedCall]
     ) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """Run all calls of `answer`, which is stored as `entry`. Return the calls with their results, in order.
+        """Run all calls of `answer`, which is stored as `entry`. Return the calls with their results, in order. Return
+        an empty tuple if the user cancels the turn (see `dismissed`).
 
         :raises ~crow.domain.errors.StoreError: a result could not be stored.
         """

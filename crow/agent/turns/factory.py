@@ -60,7 +60,7 @@ class TurnFactory:
         self._report = report
         self.read_file = read_file
         self._down: set[str] = set()
-        """The names of the models whose endpoints are down, as the user was told."""
+        """The names of the models whose endpoints are down. The user has been told about each of them."""
 
     def worker(self, branch: Branch, permissions: Permissions) -> Worker:
         """Return the objects that all turns on `branch` share."""
@@ -77,7 +77,7 @@ class TurnFactory:
         await worker.briefing.begin_turn(specs, toolbox.servers(), toolbox.skills())
 
     async def compactor(self, worker: Worker, model: Model) -> Compactor:
-        """Return the compactor of the worker's next turn, which `model` answers."""
+        """Return the compactor for the worker's next turn. `model` answers in that turn."""
         settings = self._adapters.settings().compaction
         gauge = await gauge_on(worker.branch, lambda: model.info, settings, self._window)
         other = gauge.settings.compact_model if gauge.settings.compact_model != worker.branch.row.model else ""

@@ -139,7 +139,7 @@ class Inbox:
                 title = f"{name} has {command.state}."
                 text = f"{title} Read the rest of its output with shell_output."
                 if command.waiting:
-                    text += f" Only then its last changes are kept, or the user is asked about them: {command.waiting}."
+                    text += f" Only after that are its last changes kept, or the user is asked: {command.waiting}."
                 await self.add(call_id, text, title=title_line(title), is_known=command.is_known)
         self._watching.remove(scope)
 

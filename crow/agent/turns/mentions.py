@@ -15,11 +15,11 @@ from crow.domain.text import title_line
 from crow.tools import PlannedCall, Toolbox
 
 _MAX_MENTIONS = 10
-"""In one prompt, at most this many mentions are read."""
+"""At most this many mentions of one prompt are read."""
 _READ_S = 30.0
 """The resources of one prompt are read for at most this many seconds."""
 _SHOWN_CHARS = 100_000
-"""Of a resource, the model gets at most this many characters."""
+"""The model gets at most this many characters of a resource."""
 _MENTION = re.compile(r"(?<![^\s(\[\"'`])@([^\s@:]{1,64}):([A-Za-z][A-Za-z0-9+.-]{0,63}:\S{1,2000})")
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 
@@ -63,9 +63,8 @@ def _without_punctuation(uri: str) -> str:
 async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Return the parts of the prompt and a list of texts for the user. The mentioned resources are added at the end of
-    the parts. If some resources cannot be read, another part tells the model, and each of the texts tells the user why
-    one of them cannot be read."""
+    """Return the parts of the prompt, followed by the mentioned resources, and a text for the user about each resource
+    that could not be read. If there are such texts, another part at the end contains them for the model."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(_READ_S):

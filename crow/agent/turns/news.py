@@ -72,13 +72,14 @@ class News:
             await self._inbox.deliver()
 
     async def remind(self) -> None:
-        """Tell the model which facts have changed. Call this after a compaction, because that may drop reminders."""
+        """Tell the model which facts have changed. Call this after any compaction, because a compaction may drop
+        earlier reminders."""
         due = self._briefing.reminder()
         if due is not None:
             text, notes = due
             try:
                 await self._branch.record([*notes, NewEntry(body=Reminder(text=f"<reminder>\n{text}\n</reminder>"))])
-            except BaseException:  # the reminder may not be stored
+            except BaseException:  # it is not known whether the reminder was stored
                 self._briefing.look_back()
                 raise
 
@@ -110,7 +111,7 @@ class _Repetition:
 
     def __init__(self) -> None:
         self.count = 0
-        """Of the calls in the last step, the one that was repeated most was made in this many steps."""
+        """In how many steps the most repeated call of the last step was made."""
         self.name = ""
         """The tool of that call."""
         self._known: set[_Fingerprint] = set()

@@ -28,10 +28,10 @@ from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
 _GIT_FILE_BYTES = 4_096
-"""Of a file in `.git`, at most this many bytes are read."""
+"""At most this many bytes of a file in `.git` are read."""
 _GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
 _SERVER_CHARS = 400
-"""The most characters of a server's error message that the model gets."""
+"""The model gets at most this many characters of a server's error message."""
 _NAMES_SHOWN = 5
 """The user is told at most this many names of new, missing or changed tools."""
 _SHELL = "bash" if SYSTEM_PROGRAMS.find("bash") else "sh"
@@ -102,16 +102,16 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def with_edit_tool(tools: Sequence[ToolSpec], edit_tool: str) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: of the two that edit files only `edit_tool`, if both are there. The other still
-    works, for a model that calls it anyway."""
+    """Return the tools to offer. If both tools that edit files are there, only `edit_tool` is offered. The other one
+    still works if the model calls it anyway."""
     both = {"edit_file", "apply_patch"}
     left_out = both - {edit_tool} if both <= {tool.name for tool in tools} else set()
     return tuple(tool for tool in tools if tool.name not in left_out)
 
 
 def _has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Return whether `prompt` has exactly the texts of the client that the session has now. If the session has no text
-    for the beginning, any beginning will do: a newer crow may begin in other words."""
+    """Return whether `prompt` contains exactly the client's texts that the session has now. If the client gave no text
+    for the beginning, any beginning is accepted, because another version of crow may have written a different one."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     end = f"\n\n{extra}" if isinstance(extra, str) and extra else ""
     ends = tuple(f"\n</{name}>{end}" for name in ("date", "skills", "instructions"))
@@ -304,7 +304,7 @@ class Briefing:
     async def fresh_prompt(self) -> Prompt:
         """Return a prompt entry with the current facts. Compaction also calls this, because it stores a new prompt
         entry with each checkpoint."""
-        assert self._facts is not None, "a turn begins first"
+        assert self._facts is not None, "call `begin_turn` or `learn` first"
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
@@ -313,7 +313,7 @@ class Briefing:
 
         The caller stores the text and the entries before its next request.
         """
-        assert self._facts is not None, "a turn begins first"
+        assert self._facts is not None, "call `begin_turn` or `learn` first"
         projection = self._branch.projection
         if projection is not self._projection or projection.checkpoint is not self._checkpoint:
             self.look_back()  # the branch moved, or a new checkpoint covers earlier reminders

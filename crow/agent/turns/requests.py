@@ -75,7 +75,7 @@ class Requests:
         self._draft: AnswerDraft | None = None
         """The answer that clients are shown, until it is stored."""
         self._answer: Answer | None = None
-        """The same answer, from its end until it is stored."""
+        """The same answer as soon as it is complete, until it is stored."""
         self._stream: Stream | None = None
         self._sent = 0
         """The estimated size of the last request, in tokens."""
@@ -184,7 +184,8 @@ class Requests:
         return entry.id, entry.body, plans
 
     async def _note_parts(self) -> None:
-        """If messages are sent in another form from now on, store a note, because this breaks the provider's cache."""
+        """If messages are sent in another form from now on, store a note, because the new form breaks the provider's
+        cache."""
         if changed := self._branch.sent_parts.changed(self.model.info):
             await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
 
@@ -270,8 +271,8 @@ class Requests:
 class Standby:
     """Finds the model that answers for the rest of a turn while the endpoint of the branch's model is down.
 
-    `down` has the names of the models whose endpoints are down, as the user was told. All turns of a session share this
-    set.
+    `down` has the names of the models whose endpoints are down and about which the user has been told. All turns of a
+    session share this set.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class ModelSampler:
         self._asked: Counter[tuple[int, str]] = Counter()
         """Counts the requests, by turn and by the prefix of the server."""
         self._rejected: set[tuple[int, str]] = set()
-        """The turns in which the user rejected a request, each with the prefix of its server."""
+        """The turns in which the user rejected a request, each with the prefix of the server that made the request."""
 
     async def sample(
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]

@@ -45,7 +45,7 @@ class _Shown:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether a piece was shown and not saved."""
+        """Whether a shown piece is not saved yet."""
         return self._saved != len(self.pieces)
 
     def take_unsaved(self) -> str:
@@ -82,8 +82,8 @@ class _Gathered:
 
 
 class AnswerDraft:
-    """The part of an answer that the client has been shown so far. If a resumed answer continues an earlier text,
-    `before` is that text.
+    """An answer while it arrives. The draft shows the answer to the client and saves the shown part. If the answer
+    continues an earlier one that broke off, `before` is the earlier text.
 
     The reader of the stream shows a piece at once if nothing was shown in the last 15 ms. Later pieces are gathered,
     and a second task shows them when the 15 ms are over. Shown text is saved in parallel: the first piece at once,
@@ -130,7 +130,7 @@ class AnswerDraft:
         return "".join(self._thought.pieces)
 
     def mute(self) -> None:
-        """Stop showing text, because the part shown so far is about to be stored."""
+        """Show nothing more of the answer. `text` and `thought` then stay as they are."""
         self.is_muted = True
 
     async def follow(self, stream: Stream) -> Answer:
@@ -231,8 +231,8 @@ class AnswerDraft:
         return self._text.is_unsaved or self._thought.is_unsaved
 
     def _save_if_due(self) -> None:
-        """Start a save if a save is due. Otherwise make `_show_gathered` wake up when the next save is due. After the
-        end of the stream, no save is started, because the whole answer is stored instead."""
+        """If some shown text is not saved and no save is running, start a save, or make `_show_gathered` wake up when
+        the next save is due. After the end of the stream, do nothing, because the whole answer is stored instead."""
         if self._has_ended or self._tasks is None or self._saving is not None or not self._is_unsaved():
             return
         due = self._saved_at + _SAVE_EVERY_S
@@ -269,17 +269,16 @@ _SURE_CHARS = 8
 """A repetition with at least this many characters counts in two more cases: if it begins within a word, and if the new
 text has white space before it that the old text does not have."""
 _MAX_CHARS = 64_000
-"""Crow looks for repetitions only in the last part of the old text, which has at most this many characters."""
+"""Crow looks for repetitions only in this many characters at the end of the old text."""
 
 
 class Overlap:
     """Removes the start of a resumed answer if it repeats the end of the old text.
 
-    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the old text contains
-    everything that has arrived of the new text, the new text may still turn out to repeat the old text's end. So the
-    new text is held back until this is ruled out. Short matches are ignored, because they may be accidental: if "hel"
-    is continued by "lo", both have an "l", but "hello" is meant. The result does not depend on how the text is split
-    into pieces.
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. As long as the new text that
+    has arrived also occurs somewhere in the old text, it may be the beginning of a repetition. So it is held back until
+    this is ruled out. Short matches are ignored, because they may be accidental: if "hel" is continued by "lo", both
+    have an "l", but "hello" is meant. The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, before: str) -> None:
@@ -323,10 +322,11 @@ def _repeated_chars(before: str, text: str) -> int:
 
 
 def _longest_repetition(before: str, text: str, min_chars: int) -> int:
-    """Return the length of the longest repetition that contains a letter or digit. A short repetition counts only if it
-    begins where a word begins."""
-    first_word_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
-    for length in range(min(len(before), len(text)), max(min_chars, first_word_end) - 1, -1):
+    """Return the length of the longest start of `text` that is also the end of `before`, has at least `min_chars`
+    characters, and contains a letter or digit. If it is shorter than `_SURE_CHARS`, it counts only if it does not begin
+    within a word of `before`. Return 0 if there is none."""
+    first_letter_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
+    for length in range(min(len(before), len(text)), max(min_chars, first_letter_end) - 1, -1):
         if before.endswith(text[:length]):
             start = len(before) - length
             is_within_word = start > 0 and before[start - 1].isalnum() and text[0].isalnum()

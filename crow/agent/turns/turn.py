@@ -34,7 +34,7 @@ from crow.tools import Toolbox
 _END_S = 5.0
 """When a turn ends, crow tells the clients about its open calls for at most this many seconds."""
 _MAX_PAUSES = 10
-"""If the endpoint pauses in one answer after another, at most this many of them are sent back so that it goes on."""
+"""If the endpoint pauses one answer after another, crow asks it to go on at most this many times in a row."""
 _PAUSED = (
     "Stopped: the endpoint paused {count} times in a row while it used tools of its own. Send another prompt to "
     "continue."
@@ -68,9 +68,9 @@ class Turn:
         inbox: WaitingNews | None = None,
         find_late_tools: FindLateTools | None = None,
     ) -> None:
-        """After `steps` requests, or when `budget` is spent, the turn stops with the reason `max_turn_requests`. The
-        user is told then that `bounded_by` limits the steps. If the endpoint is down, `standby` returns another model.
-        The turn tells the model what is in `inbox`."""
+        """After `steps` requests, or when `budget` is spent, the turn stops with the reason `max_turn_requests`. When
+        the steps are used up, the message to the user names `bounded_by` as the limit. If the endpoint is down,
+        `standby` returns another model. The turn tells the model what is in `inbox`."""
         self._branch = branch
         self._compactor = compactor
         self._hooks = hooks
@@ -80,7 +80,7 @@ class Turn:
         self._steps = steps
         self._steps_taken = 0
         self._pauses = 0
-        """The number of answers in a row, ending with the newest, that the endpoint has paused."""
+        """The number of paused answers since the last answer that was not paused."""
         self._bounded_by = bounded_by
         self._budget = budget
         self._find_late_tools = find_late_tools
@@ -169,7 +169,8 @@ class Turn:
         """Store the end of the turn, together with everything that the turn has not stored yet, and release the turn.
         Cancellation does not interrupt this.
 
-        :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending for :meth:`Branch.settle`.
+        :raises ~crow.domain.errors.StoreError: the end could not be stored. :meth:`Branch.settle` tries again to store
+        it.
         """
         self._branch.store_at_end([*self._requests.unstored_answer(), *self._news.take_steered(), *receipt])
         with anyio.move_on_after(_END_S, shield=True):
