@@ -155,7 +155,7 @@ class Bridge:
         """The delay for the next call of `_retry_later`, without its random part."""
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
-        """The time since which messages do not reach the server. None while they do."""
+        """The time at which messages stopped reaching the server. None while they reach the server."""
         self._heard_at = 0.0
         """The time at which the last bytes came from the server. All times are monotonic, in seconds."""
         self._pinged_at: float | None = None
