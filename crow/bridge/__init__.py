@@ -2,8 +2,9 @@
 
 This package must start almost as fast as Python itself. So its modules import only each other and a few modules of the
 standard library. Some of these are the C modules under the public ones: importing `signal`, `socket`, `json`, `hashlib`
-and `typing` takes almost three times as much processor time as starting Python, and importing the C modules a tenth as
-much. Importing `argparse` alone takes as long as starting Python, so `run_if_asked` reads its two options itself.
+and `typing` takes almost three times as much processor time as starting Python, and importing the C modules takes a
+tenth of the time of starting Python. Importing `argparse` alone takes as long as starting Python, so `run_if_asked`
+reads its two options itself.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Journal:
         """The number of the editor's messages that have been sent so far, counted over all connections."""
         self._phase = _OFFLINE
         self._is_known = False
-        """Whether the server remembers the earlier connection, so it was not restarted."""
+        """Whether the server remembers the earlier connection, which means that it was not restarted."""
         self._unique = unique
         """A part of the name of each prompt. It is different in every journal."""
         self._knows_names = False
@@ -209,7 +209,7 @@ class Journal:
 
     def connected(self, *, is_known: bool) -> None:
         """Begin to restore the state on a new connection. `is_known` is true if the server remembers the earlier
-        connection, so it was not restarted."""
+        connection, which means that it was not restarted."""
         self._is_known = is_known
         self._questions.connected()
         self._own = {}
@@ -280,8 +280,8 @@ class Journal:
         return encode(message), message
 
     def _note_notification(self, line: bytes, message: Message, method: str) -> None:
-        """Remember a notification. One that cancels a pending request is kept as long as that request. A
-        `$/cancel_request` for any other request is not kept. All others are kept until the server has read them."""
+        """Remember a notification until the server has read it. But keep a notification that cancels a pending request
+        as long as that request, and do not keep a `$/cancel_request` for any other request."""
         params = params_of(message)
         if method == "$/cancel_request":
             request_id = params.get("requestId")

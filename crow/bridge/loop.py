@@ -186,7 +186,7 @@ class Bridge:
             self._connected(wire)
 
     def run(self) -> int:
-        """Carry messages until the editor closes stdin or the server cannot be reached. Return the exit code."""
+        """Carry messages until the editor closes stdin or an error ends the bridge. Return the exit code."""
         was_blocking = _is_pipe(self._sink) and os.get_blocking(self._sink)
         if was_blocking:
             os.set_blocking(self._sink, False)

@@ -91,9 +91,11 @@ class Questions:
         return line if editor_id == server_id else encode(message | {"id": editor_id}), b""
 
     def answered(self, line: bytes, message: Message, number: int) -> bytes:
-        """Handle a response from the editor, the message with this number. Return the line for the server. The line is
-        empty if the server has withdrawn the question, or if it asked on an earlier connection: it gets the answer when
-        it repeats the question."""
+        """Handle a response from the editor. `number` is the number of this message. Return the line for the server.
+
+        The line is empty if the server has withdrawn the question. It is also empty if the server asked on an earlier
+        connection, because the server gets the answer when it repeats the question.
+        """
         question = self._known.get(message.get("id")) if is_id(message.get("id")) else None
         if question is None:
             return line
@@ -157,8 +159,7 @@ class Questions:
         return question.connection < self._connection and question.state != _WITHDRAWN
 
     def _give_up(self, questions: list[_Question]) -> list[bytes]:
-        """Forget those of these questions that are answered. Withdraw the open ones, and return the lines that withdraw
-        them in the editor."""
+        """Forget the answered ones among `questions`. Withdraw the open ones, and return the lines for the editor."""
         lines = []
         for question in questions:
             if question.state == _ANSWERED:

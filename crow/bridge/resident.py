@@ -2,8 +2,8 @@
 
 Every `crow acp` runs this module before it imports anything else. So the code that starts and stops the server is in
 :mod:`crow.serve.resident`, whose imports are slow. This module also reads the one setting that it needs,
-`serve.autostart`, without :mod:`crow.settings`. If it does not understand the configuration file, :mod:`crow.settings`
-reads the file later and decides.
+`serve.autostart`, without :mod:`crow.settings`. If this module does not understand the configuration file,
+:mod:`crow.settings` reads the file later and decides.
 """
 
 from __future__ import annotations

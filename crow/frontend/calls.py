@@ -36,7 +36,7 @@ REPLAY_RESULT_BYTES = 400
 _REPLAY_ANSWER_BYTES = 10_000_000
 
 _MAX_REMEMBERED = 250
-"""A view remembers at least this many of the newest messages, and of the newest calls, that have ended."""
+"""A view remembers at least this many ended messages and at least this many ended calls, the newest of each."""
 
 
 class ViewLimits:
@@ -71,10 +71,10 @@ class ViewLimits:
 
 @dataclass(slots=True)
 class _ShownCall:
-    """What one client has been shown of a call that has not ended."""
+    """A call that has not ended, as one client has been shown it."""
 
     ref: CallRef
-    """Which call it is."""
+    """The reference to the call."""
     name: str
     """The name of the tool, if it is known."""
     arguments: str | None
@@ -283,7 +283,7 @@ class ShownCalls:
                 self._open[call] = _ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
 
     def end_reading(self) -> None:
-        """Show calls in full from now on, and as soon as they are announced."""
+        """From now on, show calls in full, and show them as soon as they are announced."""
         self.is_reading, self.limits = False, ViewLimits()
 
     def announce(self, announced: CallAnnounced) -> Iterator[Update]:
@@ -305,7 +305,7 @@ class ShownCalls:
         if opened is not None:
             yield from filter(None, [opened.started(announcement)])
         elif not self.is_reading and announcement is not None and call not in self._over:
-            # If not, the call will be shown together with its result, or the client knows that the call has ended.
+            # Any other unknown call will be shown together with its result, or the client knows that it has ended.
             opened = self._open[call] = _ShownCall(call, "", None, announcement, is_announced=True)
             opened.status = "in_progress"
             yield new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement)
@@ -354,8 +354,8 @@ class ShownCalls:
             yield from self.end(call, EFFECTS_UNKNOWN if opened.status == "in_progress" else NOT_RUN)
 
     def end_missed(self, call: CallRef, result: ToolResult | None) -> Iterator[Update]:
-        """End a call that the client still shows as running. A subagent made it, so it is not in the session's own
-        log."""
+        """End a call that the client still shows as running. A subagent made the call, so the call is not in the
+        session's own log."""
         self._open.pop(call, None)
         self._over.add(call)
         yield from (_call_update(call, self._ended_status),) if result is None else self._whole(result)

@@ -185,9 +185,9 @@ class SessionClient:
         return missed.cursor
 
     def _check(self, missed: Missed, items: Sequence[events.Event]) -> None:
-        """Check that the message that the cursor names is in the log or in the feed.
+        """Check that the cursor's message, if there is one, is in the log or in the feed.
 
-        :raises CursorGap: it is in neither.
+        :raises CursorGap: the message is in neither.
         """
         cursor = missed.cursor
         if not (cursor.text or cursor.thought):

@@ -64,8 +64,8 @@ class ServerDependencies:
     trim: Callable[[], None]
     """Returns free memory to the system. It blocks."""
     more_models: Callable[[], Awaitable[Sequence[str]]]
-    """Asks the endpoint for its models, and returns their names. If the request fails or takes too long, it returns
-    none."""
+    """Asks the endpoint for its models, and returns their names. Returns no names if the request fails or takes too
+    long."""
     reload: Callable[[], ServerDependencies | None]
     """Returns new dependencies if the user's settings have changed, else None. It is fast."""
     endpoints: Endpoints

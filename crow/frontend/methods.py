@@ -182,7 +182,7 @@ class Methods:
             raise ArgumentError(
                 f'There is no authentication method "{params["methodId"]}"; the only one is "{_CONFIGURED}".'
             )
-        # A client that shows error objects is told when it sends a prompt: only then does it show the error readably.
+        # A client that shows error objects shows only errors of prompts readably, so it gets this error with a prompt.
         if not self.sessions.caps.shows_error_objects:
             self.host.dependencies.check_model()
         self._is_logged_out = False

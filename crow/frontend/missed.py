@@ -1,4 +1,4 @@
-"""Reads what a client has missed since its cursor."""
+"""Reads the part of a session that a client has missed since its cursor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Missed:
     before: tuple[Entry, ...] = ()
     """Earlier entries, among them the answers that made the calls whose results are in `entries`."""
     results: Mapping[CallRef, Entry] = field(default_factory=dict)
-    """For the calls that are open in the cursor and were made by subagents: their results, if there are any by now."""
+    """The results that are stored by now for calls that were open at the cursor and were made by subagents."""
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:

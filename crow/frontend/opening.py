@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """What the host needs to start a session."""
+    """The data that the host needs to start a session."""
 
     tail: Tail
     """The session as it is stored, with its newest entries."""

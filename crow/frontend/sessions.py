@@ -85,7 +85,7 @@ class ConnectionSessions:
         self.requester = requester or Requester()
         self.store = ConnectionStore(self.requester, host.store)
         self.translate: Callable[[Outlet, Session], Outlet] | None = None
-        """Wraps the connection, to translate what is sent about one session. None in version 1 of the protocol."""
+        """Wraps the connection for one session, to translate the session's messages. None in protocol version 1."""
         self._opened: dict[str, ConnectionSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:

@@ -1,7 +1,7 @@
 """Serves the draft of protocol version 2 to clients that ask for version 2, and version 1 to all other clients.
 
-`VersionTwo` carries out requests of version 2 with the help of the methods of version 1. `Translation` translates what
-crow sends about a session, updates and questions, from version 1 to version 2.
+`VersionTwo` carries out requests of version 2 with the help of the methods of version 1. `Translation` translates the
+updates and questions that crow sends about a session from version 1 to version 2.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Translation:
         self._cancellable: set[str] = set()
         """The ids of the calls that the client was told it can cancel."""
         self._questions: Counter[str] = Counter()
-        """How many questions are open, by the id of the call that asks. The id is empty if no call asks."""
+        """The number of open questions of each call, by the call's id. The id is empty for questions without a call."""
 
     # Messages of version 1.
 
@@ -232,7 +232,7 @@ class Translation:
 class VersionTwo:
     """The methods of version 2. They use the methods of version 1 and the same sessions.
 
-    Until the client chooses version 2, only `initialize` of version 1 is replaced. After that, all methods are.
+    Until the client chooses version 2, only `initialize` of version 1 is replaced. Then all methods are replaced.
     """
 
     def __init__(self, methods: Methods) -> None:

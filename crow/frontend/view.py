@@ -90,7 +90,7 @@ class _Exchange:
 
 
 class View:
-    """What one client has been shown of a session.
+    """The state of a session as one client has been shown it.
 
     `apply` takes the session's items in order and returns the updates that are still missing. An item that was already
     applied adds nothing, and neither does one that is older than the view. So the log, the unfinished part of a turn
@@ -255,7 +255,9 @@ class View:
     # Stored entries.
 
     def _store(self, entry: Entry, *, is_own: bool) -> None:
-        if not self.calls.is_reading and entry.session != self.session_id:  # a subagent that has no session of its own
+        if (
+            not self.calls.is_reading and entry.session != self.session_id
+        ):  # of a subagent without a session in the client
             self._show_stored(entry, is_own=False)
         elif self.calls.is_reading or entry.id > self._place.entry:
             self._show_stored(entry, is_own=is_own)
@@ -308,7 +310,7 @@ class View:
         if self.unfinished not in ("", answer.message_id):
             self._tell_lost(entry)
         text = answer.text
-        if self.calls.is_reading and answer.finish == "interrupted":  # live, the end of the turn says it
+        if self.calls.is_reading and answer.finish == "interrupted":  # live clients learn it from the end of the turn
             text = interrupted_text(answer) if text.strip() else INTERRUPTED
         is_known = self._growing.message == answer.message_id
         self._over.forget(answer.message_id)  # a damaged log may use an id twice
@@ -372,8 +374,8 @@ class View:
         return self._remark(compaction_id, f"({words}: {token_change(body)}.)")
 
     def _turn_end(self, entry: Entry, end: entries.TurnEnd) -> tuple[Update, ...]:
-        """Return a remark if the turn failed or has no answer. Live, the client that sent the prompt learns this from
-        the response, so only a turn whose process has died gets a remark.
+        """Return a remark if the turn failed or has no answer. Outside of a load, only a turn whose process has died
+        gets a remark, because otherwise the client that sent the prompt learns the outcome from the response.
 
         Without the remark, nothing would separate this turn's prompt from the next prompt in a loaded session, and
         clients would join the two prompts.

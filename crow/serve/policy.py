@@ -86,8 +86,8 @@ class ServePolicy:
         session_id: Any = params.get("sessionId")
         is_load = method in ("session/load", "session/resume") and isinstance(session_id, str)
         if is_load and await store.access(session_id) in ("read", "write"):
-            # Only the owner can change the directories of a session. So a user with whom the session is shared gains
-            # nothing by naming its present directories.
+            # Only the owner can change a session's directories. So other users gain no access by naming the present
+            # directories of a session that is shared with them.
             row = await store.session(session_id)
             known = {row.cwd, *row.additional_directories}
             paths = [(name, path) for name, path in paths if path not in known]

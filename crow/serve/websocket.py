@@ -85,7 +85,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnd:
-    """How and why the server ends a connection."""
+    """How and why a connection ends."""
 
     code: CloseCode
     """The code in the close frame."""
