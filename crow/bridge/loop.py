@@ -59,8 +59,7 @@ class Times:
     pong = 10.0
     """The server has this long to answer a ping."""
     first_delay, longest_delay = 0.05, 5.0
-    """The delay before the second attempt to connect again, and the longest delay, both before the random part is
-    applied. See `_retry_later`."""
+    """The first delay that is not 0, and the longest delay, both without the random part. See `_retry_later`."""
     give_up = 120.0
     """After this long without a connection, the bridge ends."""
     close = 0.08

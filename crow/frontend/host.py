@@ -52,7 +52,7 @@ class ServerDependencies:
     open_store: Callable[[], Awaitable[Store]]
     """Opens the store. Raises StoreError if the store cannot be used."""
     adapters: Callable[[Store], Adapters]
-    """Returns what sessions need besides the store."""
+    """Returns the adapters that sessions use besides the store."""
     workspace: Callable[[str, Sequence[str]], Workspace]
     """Returns the workspace with this working directory and these additional directories."""
     check_model: Callable[[], None]

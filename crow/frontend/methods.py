@@ -189,7 +189,7 @@ class Methods:
         return {}
 
     async def logout(self, _params: RequestParams) -> dict[str, Any]:
-        """Make crow refuse to open sessions until the client authenticates again.
+        """Refuse to open sessions on this connection until the client authenticates again.
 
         Open sessions continue, and no key is deleted.
         """

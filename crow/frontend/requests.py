@@ -104,7 +104,7 @@ class Requests:
         return bool(loads)
 
     async def drain(self) -> None:
-        """Wait a moment for requests other than prompts, and then cancel them."""
+        """Wait at most `DRAIN_S` seconds for requests other than prompts, and then cancel them."""
         if self._running:
             await asyncio.wait(self._running, timeout=DRAIN_S)
         self.cancel_all()

@@ -343,7 +343,7 @@ class VersionTwo:
         return await self._v1.list(params)
 
     async def _cancel(self, session_id: object) -> None:
-        """Cancel the turn of a session, and withdraw the prompts that wait for it."""
+        """Cancel the turn of a session, and withdraw the prompts that wait for that turn."""
         await self._revoke_waiting(session_id)
         await self._v1.cancel(session_id)
 

@@ -255,9 +255,8 @@ class View:
     # Stored entries.
 
     def _store(self, entry: Entry, *, is_own: bool) -> None:
-        if (
-            not self.calls.is_reading and entry.session != self.session_id
-        ):  # of a subagent without a session in the client
+        # Outside of a load, entries of other sessions come from subagents that the client cannot show as sessions.
+        if not self.calls.is_reading and entry.session != self.session_id:
             self._show_stored(entry, is_own=False)
         elif self.calls.is_reading or entry.id > self._place.entry:
             self._show_stored(entry, is_own=is_own)

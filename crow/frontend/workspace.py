@@ -343,7 +343,7 @@ class EditorTerminals:
     """Runs the commands of one session in terminals of the editor. Each command gets its own terminal, which is
     released after the command has ended.
 
-    The environment variables that `hidden` names are set to an empty string, because the editor's own environment may
+    The environment variables listed in `hidden` are set to an empty string, because the editor's own environment may
     contain them.
     """
 

@@ -436,7 +436,7 @@ def uvicorn_server(
         ws_max_size=limits.message_bytes,
         ws_ping_interval=limits.ping_s,
         ws_ping_timeout=None,  # SocketProtocol decides when a client is silent
-        ws_per_message_deflate=False,  # it takes 300 kB per connection, and lets small frames inflate to huge messages
+        ws_per_message_deflate=False,  # compression takes 300 kB per connection, and lets small frames become huge
         h11_max_incomplete_event_size=_REQUEST_HEAD_BYTES,
         interface="asgi3",
         lifespan="off",

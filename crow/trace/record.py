@@ -104,7 +104,7 @@ class Recorded:
     message: Any = None
     """The message as a JSON value, or None if the line was not JSON."""
     text: str | None = None
-    """The line as it was sent if it was not JSON, else None."""
+    """The line as it was sent, or None if it was JSON."""
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
