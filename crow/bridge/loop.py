@@ -173,7 +173,7 @@ class Bridge:
         self._is_at_end = False
         """Whether the editor has closed stdin, or `stop` was called."""
         self._end_at: float | None = None
-        """The time at which the bridge ends at the latest, now that `_is_at_end` is true. None before that."""
+        """The latest time at which the bridge ends. None until `_is_at_end` is true."""
         self._exit_code: int | None = None
         self.problem = ""
         """The newest problem: why the bridge ended, or why a connection was lost or could not be opened. Empty if there

@@ -323,8 +323,8 @@ class View:
         self._over.add(answer.message_id)
 
     def _tell_lost(self, entry: Entry) -> None:
-        """Say that the client has been shown text that is not in the log. The process that streamed it has died before
-        it could store the text."""
+        """Say that the client has been shown text that is not in the log. The process that streamed the text died
+        before storing it."""
         words = (
             "The end of the text above was lost, because the process that wrote it ended. The model does not see it."
         )
