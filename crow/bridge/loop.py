@@ -162,12 +162,10 @@ class Bridge:
         self._ask_again_at = 0.0
         """The time at which permission requests that the server has not repeated are withdrawn. 0 if there are none."""
         self._pinged_number = 0
-        """The number in the last ping that asked the server to confirm how many of the editor's messages it has read.
-        The server answers such a ping once it has read that many."""
+        """The number in the newest ping whose answer will confirm that the server has read so many messages."""
         self._lines = _Lines()
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
-        """The messages that passed before the journal was loaded, each with a function that records it in the
-        journal."""
+        """The messages that passed before the journal was loaded, each with a function that adds it to the journal."""
         self._output = bytearray()
         """The bytes that wait to be written to the editor."""
         self._is_at_end = False
@@ -176,8 +174,7 @@ class Bridge:
         """The latest time at which the bridge ends. None until `_is_at_end` is true."""
         self._exit_code: int | None = None
         self.problem = ""
-        """The newest problem: why the bridge ended, or why a connection was lost or could not be opened. Empty if there
-        was none."""
+        """Why the bridge ended, or why it last lost or could not open a connection. Empty if nothing has failed."""
         self._wakeup, self._wake_end = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wake_end, False)
