@@ -162,7 +162,7 @@ class Bridge:
         self._ask_again_at = 0.0
         """The time at which permission requests that the server has not repeated are withdrawn. 0 if there are none."""
         self._pinged_number = 0
-        """The number in the newest ping whose answer will confirm that the server has read so many messages."""
+        """The number in the newest ping whose answer will confirm that the server has read this many messages."""
         self._lines = _Lines()
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
         """The messages that passed before the journal was loaded, each with a function that adds it to the journal."""
