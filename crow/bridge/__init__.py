@@ -1,9 +1,10 @@
 """`crow acp --connect`: connects an editor on stdin and stdout to a server that is already running.
 
 This package must start almost as fast as Python itself. So its modules import only each other and a few modules of the
-standard library. Some of these are the C modules under the public ones: `signal`, `socket`, `json`, `hashlib` and
-`typing` together take almost three times the processor time of starting Python, and the C modules a tenth of it.
-`argparse` alone takes as long as starting Python, so `run_if_asked` reads its two options itself.
+standard library. Some of these are the C modules under the public ones: importing `signal`, `socket`, `json`, `hashlib`
+and `typing` takes almost three times as much processor time as starting Python, and importing the C modules takes a
+tenth of the time of starting Python. Importing `argparse` alone takes as long as starting Python, so `run_if_asked`
+reads its two options itself.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def run_with_resident(arguments: Sequence[str]) -> int | None:
 def connect_to_resident(path: str) -> int | None:
     """Carry messages between the editor on stdin and stdout and the resident server whose socket is `path`.
 
-    Return the exit code, or None if no server of this version listens there.
+    Return the exit code, or None if no server of this version that runs as this user listens there.
     """
     from crow.bridge.loop import Bridge, Times, first_headers
     from crow.bridge.websocket import Address
@@ -115,7 +116,7 @@ def connect_editor(address: str, token_file: str | None) -> int:
 
 
 def server_at(address: str, token_file: str | None) -> tuple[Address, str]:
-    """Return the address of a server in parts, and the token for it. The token may be empty.
+    """Return the parsed address of a server, and the token to send to that server. The token may be empty.
 
     :raises UnusableServer: the address or the token cannot be used.
     """

@@ -2,7 +2,7 @@
 
 Each message passes through the journal, almost always unchanged. The journal remembers everything that a new connection
 needs: the requests without a response, and the open sessions, each with its newest cursor. Each prompt gets a name that
-is unique in its session, so any server of the session recognises a repeated prompt and does not run it again.
+is unique in its session, so any server that opens the session recognises a repeated prompt and does not run it again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LIVE = "live"
 _OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
 _CLOSING = frozenset({"session/close", "session/delete", "session/archive"})
 _LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
-"""Requests whose effect ends with the connection. A new connection repeats the last of them that succeeded."""
+"""Requests whose effect ends with the connection. On a new connection, the bridge repeats the last one that
+succeeded."""
 
 _PROVIDERS = frozenset({"providers/set", "providers/disable"})
 _REPEATABLE = frozenset(
@@ -119,9 +120,9 @@ class Journal:
         """The number of the editor's messages that have been sent so far, counted over all connections."""
         self._phase = _OFFLINE
         self._is_known = False
-        """Whether the server remembers the earlier connection, so it was not restarted."""
+        """Whether the server remembers the earlier connection, which means that it was not restarted."""
         self._unique = unique
-        """A part of the names of prompts, which differs from that of every other journal."""
+        """A part of the name of each prompt. It is different in every journal."""
         self._knows_names = False
         """Whether the server recognises prompts by their names."""
         self._held: list[bytes] = []
@@ -141,7 +142,7 @@ class Journal:
         """The open sessions, each with the parameters with which to resume it."""
         self._cursors: dict[str, str] = {}
         """The newest cursor of each session that is open or being loaded: the place up to which the editor shows the
-        session. A session that is being loaded and of which the editor shows nothing yet has none."""
+        session. A session has no cursor while it is being loaded and the editor shows nothing of it yet."""
         self._questions = Questions()
         self._own: dict[str, Message] = {}
         """The bridge's own requests on this connection that have no response yet, by their ids."""
@@ -208,7 +209,7 @@ class Journal:
 
     def connected(self, *, is_known: bool) -> None:
         """Begin to restore the state on a new connection. `is_known` is true if the server remembers the earlier
-        connection, so it was not restarted."""
+        connection, which means that it was not restarted."""
         self._is_known = is_known
         self._questions.connected()
         self._own = {}
@@ -266,7 +267,8 @@ class Journal:
         return line
 
     def _named(self, line: bytes, message: Message) -> tuple[bytes, Message]:
-        """Give a prompt a name, unless it has one."""
+        """Return a prompt with a name, as a line and as a message. Do not change a prompt that has a name, or whose
+        parameters are malformed."""
         params = message.get("params")
         meta = params_of(message).get("_meta")
         crow = crow_meta(params_of(message))
@@ -278,8 +280,8 @@ class Journal:
         return encode(message), message
 
     def _note_notification(self, line: bytes, message: Message, method: str) -> None:
-        """Remember a notification: one that cancels a request with that request, any other one until the server has
-        read it."""
+        """Remember a notification until the server has read it. But keep a notification that cancels a pending request
+        as long as that request, and do not keep a `$/cancel_request` for any other request."""
         params = params_of(message)
         if method == "$/cancel_request":
             request_id = params.get("requestId")
@@ -355,8 +357,8 @@ class Journal:
     # Restoring a new connection.
 
     def _restore(self) -> None:
-        """Go on to the next phase, and send its requests. Go through phases in which there is nothing to send. Must be
-        called when the requests of the current phase have their responses."""
+        """If all requests of the current phase have their responses, begin the next phase and send its requests. Repeat
+        this for phases in which there is nothing to send."""
         while not self._own and self._phase in (_INITIALIZING, _CONFIGURING, _RESUMING):
             if self._phase == _INITIALIZING:
                 self._phase = _CONFIGURING
@@ -405,7 +407,8 @@ class Journal:
         self._request({"jsonrpc": "2.0", "method": method, "params": _at_cursor(params, cursor)})
 
     def _resumed(self, params: Message, message: Message) -> None:
-        """Handle the response to the request with these parameters, with which the bridge has resumed a session."""
+        """Handle the response to the bridge's own request to resume a session. `params` are the parameters of that
+        request."""
         session, error = params["sessionId"], as_object(message.get("error"))
         if not error:
             self._note_cursor(session, as_object(message.get("result")))
@@ -439,7 +442,7 @@ class Journal:
                 continue
             pending.is_repeated = True
             repeated += [(pending.number, line) for line in (self._repeated(pending), *pending.cancels)]
-        # In the order of the editor: a notification that cancels one turn must not cancel a later one.
+        # Sort by number, as the editor sent them: a notification that cancels one turn must not cancel a later turn.
         self.to_server += [line for _, line in sorted(repeated, key=lambda each: each[0])]
         held, self._held, self.held_bytes = self._held, [], 0
         for line in held:

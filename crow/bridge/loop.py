@@ -59,7 +59,7 @@ class Times:
     pong = 10.0
     """The server has this long to answer a ping."""
     first_delay, longest_delay = 0.05, 5.0
-    """The shortest and the longest delay between two attempts to connect."""
+    """The first delay that is not 0, and the longest delay, both without the random part. See `_retry_later`."""
     give_up = 120.0
     """After this long without a connection, the bridge ends."""
     close = 0.08
@@ -73,7 +73,7 @@ class Times:
 
 
 class _Lines:
-    """Splits the editor's bytes into lines. Of a line that is too long, only the size is kept."""
+    """Splits the editor's bytes into lines. If a line is too long, only its size is kept."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -107,10 +107,11 @@ class _Lines:
 class Bridge:
     """The connection between one editor and a server.
 
-    One thread runs everything: `run` polls the editor, the WebSocket and the clock. Only an attempt to connect that may
-    take long runs in a second thread. The bridge is in one of these states:
+    One thread runs everything: `run` polls the editor, the WebSocket and the clock. The exceptions are attempts to
+    connect that may take long: each runs in a second thread. The bridge is in one of these states:
 
-    - *Disconnected*: `_wire` is None. `_connect_if_due` connects again, unless the editor has not sent anything yet.
+    - *Disconnected*: `_wire` is None. `_connect_if_due` connects. After a lost connection, it connects only once the
+      editor has sent something.
     - *Restoring*: `_wire` is set, and `_gone_since` is still set. The journal restores the sessions.
     - *Connected*: `_gone_since` is None. Messages pass in both directions.
     - *Ending*: `_end_at` is set, because the editor has closed stdin.
@@ -148,32 +149,32 @@ class Bridge:
         self._connections = 0
         self._is_connecting = self._is_reading_rest = False
         self._outcome: WebSocket | NotConnected | None = None
-        """The result of an attempt to connect, which a thread has set. `_woken` takes it."""
+        """The result of an attempt to connect. `_try` sets it, often in a second thread, and `_woken` takes it."""
         self._delay_s = 0.0
-        """The delay before the next attempt to connect, before it gets its random part. See `_retry_later`."""
+        """The delay for the next call of `_retry_later`, without its random part."""
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
-        """The time since which messages do not reach the server. None while they do."""
+        """The time at which messages stopped reaching the server. None while they reach the server."""
         self._heard_at = 0.0
         """The time at which the last bytes came from the server. All times are monotonic, in seconds."""
         self._pinged_at: float | None = None
         """The time of the ping that the server has not answered yet. None if there is none."""
         self._ask_again_at = 0.0
         """The time at which permission requests that the server has not repeated are withdrawn. 0 if there are none."""
-        self._acked_number = 0
-        """The server has been asked by a ping whether it has read this many messages of the editor."""
+        self._pinged_number = 0
+        """The number in the newest ping whose answer will confirm that the server has read this many messages."""
         self._lines = _Lines()
         self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
-        """The messages that have passed before the journal was loaded, each with the method that notes it there."""
+        """The messages that passed before the journal was loaded, each with a function that adds it to the journal."""
         self._output = bytearray()
         """The bytes that wait to be written to the editor."""
         self._is_at_end = False
         """Whether the editor has closed stdin, or `stop` was called."""
         self._end_at: float | None = None
-        """The time at which the bridge ends, because the editor has closed stdin. None before that."""
+        """The latest time at which the bridge ends. None until `_is_at_end` is true."""
         self._exit_code: int | None = None
         self.problem = ""
-        """Why the bridge ended, or an empty string if the editor ended it."""
+        """Why the bridge ended, or why it last lost or could not open a connection. Empty if nothing has failed."""
         self._wakeup, self._wake_end = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wake_end, False)
@@ -181,7 +182,7 @@ class Bridge:
             self._connected(wire)
 
     def run(self) -> int:
-        """Carry messages until the editor closes stdin or the server cannot be reached. Return the exit code."""
+        """Carry messages until the editor closes stdin or an error ends the bridge. Return the exit code."""
         was_blocking = _is_pipe(self._sink) and os.get_blocking(self._sink)
         if was_blocking:
             os.set_blocking(self._sink, False)
@@ -223,7 +224,7 @@ class Bridge:
         poll, wire = select.poll(), self._wire
         poll.register(self._wakeup, select.POLLIN)
         if not self._is_at_end:
-            # Without an event, poll still reports that the editor has closed the pipe.
+            # Registered with 0, poll still reports that the editor has closed the pipe.
             poll.register(self._source, select.POLLIN if self._may_read_editor else 0)
         if self._output:
             poll.register(self._sink, select.POLLOUT)
@@ -304,8 +305,8 @@ class Bridge:
             self._load_journal().editor_sent(line)
 
     def _load_journal(self) -> Journal:
-        """Return the journal. If there is a connection at once, the module is imported only after the editor has its
-        first response, because the import takes 1 ms."""
+        """Return the journal. The first call imports its module, which takes 1 ms. So if messages can pass without the
+        journal, the first call comes only after the first response has been written to the editor."""
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -475,8 +476,8 @@ class Bridge:
         self._retry_later()
 
     def _retry_later(self) -> None:
-        """Set the time of the next attempt to connect. The first attempt is immediate. The delay before each later
-        attempt is about twice as long as the one before, up to `longest_delay`.
+        """Set the time of the next attempt to connect. The first attempt is immediate. Each later delay is about twice
+        as long as the previous delay, up to `longest_delay`.
 
         The delays have a random part, so that many bridges do not all connect at the same moment.
         """
@@ -498,8 +499,8 @@ class Bridge:
                 for message in journal.to_server:
                     self._wire.send(TEXT, message)
                 journal.to_server.clear()
-            if self._wire is not None and journal.is_live and journal.number > self._acked_number:
-                self._acked_number = journal.number
+            if self._wire is not None and journal.is_live and journal.number > self._pinged_number:
+                self._pinged_number = journal.number
                 self._wire.send(PING, b"%d" % journal.number)  # the answer says how many messages the server has read
             if journal.fatal:
                 self._fail(f"{self._address.text}: {journal.fatal}", FAILED)
@@ -522,8 +523,9 @@ class Bridge:
                 self._read_rest(str(error.strerror or error))
 
     def _read_rest(self, why: str) -> None:
-        """Read what the server sent before it closed the connection, such as its reason. Then the connection is lost,
-        unless that reason ends the bridge."""
+        """Handle everything that the server sent before the connection broke, such as a close frame with a reason. Then
+        treat the connection as lost, unless the close frame has ended the bridge. `why` is the problem to report if
+        there is no close frame."""
         if self._is_reading_rest:
             return
         self._is_reading_rest = True
@@ -563,7 +565,8 @@ class Bridge:
             words = f"No connection to crow for {self.times.give_up:g} s: {self.problem}"
             self._fail(f"{words.rstrip('.')}. The sessions are kept.", FAILED)
         elif self._wire is not None and not self._may_read_server:
-            self._heard_at, self._pinged_at = now, None  # while the editor does not read, the bridge does not either
+            # The editor reads too slowly, so the bridge has stopped reading from the server and cannot see a pong.
+            self._heard_at, self._pinged_at = now, None
         elif self._wire is not None and self._pinged_at is not None and now - self._pinged_at >= self.times.pong:
             self._lost(f"the server did not answer for {self.times.pong:g} s")
         elif self._next_ping_at is not None and now >= self._next_ping_at:
@@ -636,10 +639,11 @@ class Bridge:
                 self._write_editor()
 
     def _await_end_of_server(self, wire: WebSocket) -> None:
-        """Wait until the server has ended the connection, and drop what it still sends.
+        """Wait until the server has ended the connection, for at most `times.close` seconds. Drop any bytes that the
+        server still sends.
 
-        If the bridge closed its end first, the server's next write would fail, such as its answer to a ping. The server
-        would then lose the close frame, and take the end for a broken connection.
+        If the bridge closed its socket first, the server's next write, such as its answer to a ping, would fail. Then
+        the server would not read the bridge's close frame, and would report a broken connection.
         """
         deadline = time.monotonic() + self.times.close
         poll = select.poll()

@@ -1,6 +1,6 @@
 """Reads and writes JSON-RPC messages for the bridge. Does no I/O.
 
-The module uses the C functions under `json`, because importing `json` takes 4 ms: it imports `re`.
+The module uses the C functions under `json`, because importing `json`, which imports `re`, takes 4 ms.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ except (ImportError, AttributeError):  # some Pythons have no such scanner, or o
 
 
 def parse(line: bytes) -> Message:
-    """Return the message in `line`, or an empty dict if `line` is not a message. The receiver of an invalid line
-    refuses the line."""
+    """Return the message in `line`, or an empty dict if `line` is not a message. The bridge passes such a line on, and
+    its receiver refuses it."""
     try:
         text = line.decode().strip(_SPACES)
         message, end = _scan(text, 0)

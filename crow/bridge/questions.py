@@ -1,7 +1,7 @@
 """Remembers the server's requests to the editor, such as permission requests, across connections. Does no I/O.
 
-On a new connection, the server repeats each permission request that it still waits for, with a new id. The editor must
-not show such a request twice, and an answer that the old connection has lost must reach the server.
+On a new connection, the server repeats each permission request whose answer it has not received, with a new id. The
+editor must not show such a request twice, and an answer that was lost with the old connection must reach the server.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Question:
 
     def __init__(self, key: _Key | None, params: Message, editor_id: Any, server_id: Any, connection: int) -> None:
         self.key = key
-        """The method, the session and the tool call of the request. None if the request is not about a tool call. The
-        server does not repeat such a request on a new connection."""
+        """The method, the session and the tool call of the request. None if the request is not about a tool call. On a
+        new connection, the server repeats only requests about tool calls."""
         self.params = params
         self.editor_id = editor_id
         """The id of this request in messages to the editor."""
@@ -69,10 +69,12 @@ class Questions:
         """The questions by the ids that the editor knows."""
 
     def asked(self, line: bytes, message: Message, number: int) -> tuple[bytes, bytes]:
-        """Handle a request from the server. Return a line for the editor and a line for the server.
+        """Handle a request from the server. Return a line for the editor and a line for the server. Either may be
+        empty.
 
-        Usually, the editor gets the request. If the editor has it from an earlier connection, the first line is empty.
-        If the editor has answered it too, the second line is the answer, and `number` becomes its number.
+        Usually, the first line is the request. It is empty if the editor already has the request from an earlier
+        connection. If the editor has also answered the request, the second line is the answer, which gets the number
+        `number`.
         """
         server_id, params = message["id"], params_of(message)
         if not is_id(server_id):
@@ -89,9 +91,11 @@ class Questions:
         return line if editor_id == server_id else encode(message | {"id": editor_id}), b""
 
     def answered(self, line: bytes, message: Message, number: int) -> bytes:
-        """Handle a response from the editor, whose number is `number`. Return the line for the server, which is empty
-        if the server does not wait for the answer. If it waited on an earlier connection, it gets the answer when it
-        repeats the question."""
+        """Handle a response from the editor. `number` is the number of this message. Return the line for the server.
+
+        The line is empty if the server has withdrawn the question. It is also empty if the server asked on an earlier
+        connection, because the server gets the answer when it repeats the question.
+        """
         question = self._known.get(message.get("id")) if is_id(message.get("id")) else None
         if question is None:
             return line
@@ -112,12 +116,12 @@ class Questions:
         return line
 
     def connected(self) -> None:
-        """Note that there is a new connection. Only then can the server repeat questions of earlier ones."""
+        """Note that there is a new connection, on which the server may repeat questions of earlier connections."""
         self._connection += 1
 
     def lost(self) -> list[bytes]:
-        """Give up the questions that the server does not repeat, because their connection was lost. Return the lines
-        for the editor."""
+        """Note that the connection was lost: give up the questions that the server will not repeat on the next one.
+        Return the lines for the editor."""
         return self._give_up([each for each in self._known.values() if each.key is None])
 
     def withdraw_old(self) -> list[bytes]:
@@ -131,8 +135,9 @@ class Questions:
         return any(map(self._is_old, self._known.values()))
 
     def acknowledged(self, number: int) -> None:
-        """Note that the server has read the first `number` messages. Keep only the newest answers about tool calls: if
-        the connection breaks before the server has used such an answer, the server repeats the question."""
+        """Note that the server has read the first `number` messages. Forget the answers among them, except the newest
+        ones about tool calls: if the connection breaks before the server has used such an answer, the server repeats
+        the question."""
         read = [each for each in self._known.values() if each.state == _ANSWERED and 0 < each.number <= number]
         kept = [each for each in read if each.key is not None][-_MAX_KEPT_ANSWERS:]
         for question in read:
@@ -154,7 +159,7 @@ class Questions:
         return question.connection < self._connection and question.state != _WITHDRAWN
 
     def _give_up(self, questions: list[_Question]) -> list[bytes]:
-        """Forget the answered ones of these questions. Withdraw the open ones, and return the lines for the editor."""
+        """Forget the answered ones among `questions`. Withdraw the open ones, and return the lines for the editor."""
         lines = []
         for question in questions:
             if question.state == _ANSWERED:

@@ -1,9 +1,9 @@
 """Finds the user's resident server, `crow serve --user`, in a few milliseconds.
 
-Every `crow acp` runs this module before it imports anything else, so what starts and stops the server is elsewhere
-(:mod:`crow.serve.resident`, which runs subprocesses). To be fast, the module itself reads the one setting that it
-needs, `serve.autostart`. If the module does not understand the configuration file, :mod:`crow.settings` reads the file
-later and decides.
+Every `crow acp` runs this module before it imports anything else. So the code that starts and stops the server is in
+:mod:`crow.serve.resident`, whose imports are slow. This module also reads the one setting that it needs,
+`serve.autostart`, without :mod:`crow.settings`. If this module does not understand the configuration file,
+:mod:`crow.settings` reads the file later and decides.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_private(directory: str) -> bool:
 
 
 def running_socket(env: Mapping[str, str]) -> str | None:
-    """Return the path of the server's socket, or None if there is no such socket."""
+    """Return the path of the server's socket, or None if there is no such socket in a private directory."""
     path = socket_path(env)
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)

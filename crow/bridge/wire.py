@@ -31,7 +31,8 @@ class NotConnected(Exception):
     def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        """If it is not 0, another attempt would fail too."""
+        """The exit code with which the bridge must end, because another attempt would fail too. 0 if another attempt
+        may succeed."""
         self.is_absent = is_absent
         """Whether no server listens at the address."""
 

@@ -44,7 +44,7 @@ _UNSTABLE = frozenset(
 before `initialize`."""
 
 Negotiate: TypeAlias = Callable[[Methods], object]
-"""Gets the methods of version 1, and adds those of another version, which a client chooses with `initialize`."""
+"""A function that adds the methods of other versions to those of version 1. `initialize` chooses the version."""
 
 
 async def serve(

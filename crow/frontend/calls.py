@@ -27,15 +27,16 @@ from crow.protocol.updates import (
 )
 
 REPLAY_RESULTS_BYTES = 4_600_000
-"""A replay sends about this many bytes of tool results at most, unless each gets less than `REPLAY_RESULT_BYTES`."""
+"""A replay sends at most about this many bytes of tool results in all, or more if each result would otherwise get less
+than `REPLAY_RESULT_BYTES`."""
 
 REPLAY_RESULT_BYTES = 400
-"""A replay sends at least this many bytes of each tool result that is longer, however long the history is."""
+"""However long the history is, a replay sends at least this many bytes of each tool result, or all of a shorter one."""
 
 _REPLAY_ANSWER_BYTES = 10_000_000
 
 _MAX_REMEMBERED = 250
-"""A view remembers at least this many of the newest messages, and of the newest calls, that have ended."""
+"""A view remembers at least this many ended messages and at least this many ended calls, the newest of each."""
 
 
 class ViewLimits:
@@ -70,10 +71,10 @@ class ViewLimits:
 
 @dataclass(slots=True)
 class _ShownCall:
-    """What one client has been shown of a call that has not ended."""
+    """A call that has not ended, as one client has been shown it."""
 
     ref: CallRef
-    """Which call it is."""
+    """The reference to the call."""
     name: str
     """The name of the tool, if it is known."""
     arguments: str | None
@@ -87,8 +88,8 @@ class _ShownCall:
     in_terminal: str | None = None
     """The output that was sent to the client's terminal, or None if the call has no terminal."""
     unread: int = 0
-    """The number of characters that the client's terminal had already when the client came back. Crow learns their text
-    with the next output."""
+    """The number of characters that the client's terminal already had when the client connected again. The next output
+    tells crow which characters these are."""
     content: list[Fields] = field(default_factory=list)
     """The content that the client shows."""
     subagent: str = ""
@@ -123,8 +124,8 @@ class _ShownCall:
         return new_update("tool_call", status=self.status) | fields
 
     def started(self, announcement: Announcement | None) -> Update | None:
-        """Return an update that says that the call has started, unless the client knows that. `announcement` replaces
-        the announcement, unless it is None."""
+        """Note that the call has started. Return an update that says so, or None if the client needs none. Unless
+        `announcement` is None, it replaces the call's earlier announcement."""
         was_pending, self.status = self.status == "pending", "in_progress"
         if not self.is_announced:
             self.announcement = announcement or self.announcement
@@ -255,11 +256,11 @@ class ShownCalls:
         return call in self._open and self._open[call].is_announced
 
     def remember(self, entry: Entry, known: Mapping[CallRef, int]) -> None:
-        """Update the calls for an entry that the client was shown before it came back. `known` contains the calls that
-        the client knows, each with the number of characters in its terminal."""
+        """Update the calls for an entry that the client was shown before it connected again. `known` contains the calls
+        that the client knows, each with the number of characters in its terminal."""
         match entry.body:
             case Assistant() as answer:
-                self._open.clear()  # it ended the calls before it
+                self._open.clear()  # an answer ends all earlier calls
                 for each in announcements(entry.id, answer):
                     opened = self._add(each)
                     opened.is_announced = each.call in known
@@ -282,7 +283,7 @@ class ShownCalls:
                 self._open[call] = _ShownCall(call, "", None, Announcement(title=call.call_id), is_announced=True)
 
     def end_reading(self) -> None:
-        """Show calls in full from now on, and as soon as they are announced."""
+        """From now on, show calls in full, and show them as soon as they are announced."""
         self.is_reading, self.limits = False, ViewLimits()
 
     def announce(self, announced: CallAnnounced) -> Iterator[Update]:
@@ -299,12 +300,12 @@ class ShownCalls:
             yield from self._announcement(opened)
 
     def start(self, call: CallRef, announcement: Announcement | None) -> Iterator[Update]:
-        """Show that a call has started. `announcement` replaces the call's, unless it is None."""
+        """Show that a call has started. `announcement` replaces the call's announcement, unless it is None."""
         opened = self._open.get(call)
         if opened is not None:
             yield from filter(None, [opened.started(announcement)])
         elif not self.is_reading and announcement is not None and call not in self._over:
-            # Otherwise the call is shown with its result, or the client knows that it has ended.
+            # Any other unknown call will be shown together with its result, or the client knows that it has ended.
             opened = self._open[call] = _ShownCall(call, "", None, announcement, is_announced=True)
             opened.status = "in_progress"
             yield new_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement)
@@ -353,8 +354,8 @@ class ShownCalls:
             yield from self.end(call, EFFECTS_UNKNOWN if opened.status == "in_progress" else NOT_RUN)
 
     def end_missed(self, call: CallRef, result: ToolResult | None) -> Iterator[Update]:
-        """End a call that the client still shows as running. A subagent made it, so it is not in the session's own
-        log."""
+        """End a call that the client still shows as running. A subagent made the call, so the call is not in the
+        session's own log."""
         self._open.pop(call, None)
         self._over.add(call)
         yield from (_call_update(call, self._ended_status),) if result is None else self._whole(result)

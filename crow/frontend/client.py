@@ -26,17 +26,18 @@ from crow.protocol.updates import Update
 from crow.store import Store
 
 HISTORY = {"history": True}
-"""The mark in `_meta` of the updates of a load, for `Translation` in `crow.frontend.v2`."""
+"""The mark in the `_meta` of each update that a load sends. `Translation` in `crow.frontend.v2` needs it."""
 
 _MAX_DEPTH = 16
 """A load shows subagents of subagents down to this depth. Sessions in an imported file may be their own ancestors."""
 
 
 class SessionClient:
-    """One client of one session: sends what the client's view of the feed shows, and asks the client's user.
+    """One client of one session. It sends the updates that the client's view makes of the feed, and asks the client's
+    user questions.
 
     `options` returns the session's current config options, and `commands` its current slash commands. For a subagent,
-    `parent` is the client of the session that it works for.
+    `parent` is the client of the session that the subagent works for.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ class SessionClient:
         is_running: Callable[[], bool],
         is_own: Callable[[User | Command], bool],
     ) -> Missed:
-        """Send what the client has missed since its cursor, except the prompts for which `is_own` is true. `read`
-        reads the log. Return what it has read.
+        """Send the updates that the client has missed since its cursor, except the prompts for which `is_own` is true.
+        `read` reads the missed part of the log. Return the result of `read`.
 
         :raises CursorGap: the client has a part of a message that is not in the log.
         """
@@ -157,7 +158,7 @@ class SessionClient:
             await self._send_shown(view.end_reading(is_running=was_running or is_running()))
             for item in items:
                 shown = view.apply(item)
-                # A client without this capability was told by a remark, which the new view repeats.
+                # A client without this capability already has a remark about the compaction; do not send it twice.
                 if self.caps.compaction or not isinstance(item, events.CompactionChanged):
                     await self._send_shown(shown)
             await self._tell_missed_subagents(missed)
@@ -166,7 +167,7 @@ class SessionClient:
     @asynccontextmanager
     async def _replacing_view(self) -> AsyncIterator[None]:
         """Send nothing else during the block, which replaces the view. If the block fails or is cancelled, restore the
-        view: one that has stopped halfway through the log would show a call only with its result."""
+        old view: a view that has stopped halfway through the log would show no call before its result."""
         async with self._sending:
             before = self.view
             try:
@@ -176,17 +177,17 @@ class SessionClient:
                 raise
 
     def _start_of(self, missed: Missed) -> Cursor:
-        """Return the cursor from which to send what was missed. A client of version 2 that has a part of a prompt gets
-        this prompt again from its beginning, because in version 2 the first piece replaces what the client has."""
+        """Return the cursor after which to send updates. A client of version 2 that has only a part of a prompt gets
+        the prompt again from its beginning, because in version 2 the first piece replaces what the client has."""
         first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
         if self.caps.is_translated and isinstance(first, User):
             return replace(missed.cursor, pieces=0)
         return missed.cursor
 
     def _check(self, missed: Missed, items: Sequence[events.Event]) -> None:
-        """Check that the message that the cursor names is in the log or in the feed.
+        """Check that the cursor's message, if there is one, is in the log or in the feed.
 
-        :raises CursorGap: it is in neither.
+        :raises CursorGap: the message is in neither.
         """
         cursor = missed.cursor
         if not (cursor.text or cursor.thought):
@@ -221,7 +222,7 @@ class SessionClient:
             await self._outlet.notify("session/update", params)
 
     def place(self, cursor: Cursor | None = None) -> dict[str, Any]:
-        """Return the `_meta` with a cursor, by default that of the view. It is empty if the client uses no cursors."""
+        """Return a `_meta` with `cursor`, or with the view's cursor. Return an empty dict if the client uses none."""
         return {CURSOR_KEY: str(cursor or self.view.cursor)} if self.caps.cursors else {}
 
     def for_subagent(self, session_id: str, feed: Feed) -> SessionClient:
@@ -303,8 +304,8 @@ class _ShownSubagents:
         return next((subagent for subagent in self.running.values() if subagent.view.calls.knows(call)), None)
 
     async def load(self, store: Store, family: Family, limits: ViewLimits, *, depth: int = _MAX_DEPTH) -> None:
-        """Announce the session's subagents and send their logs, down to subagents of subagents at `depth`. Must be
-        called before the session itself is loaded."""
+        """Announce the session's subagents and send their logs. Do the same for their own subagents, down to `depth`
+        levels. Must be called before the session itself is loaded."""
         rows = [row for row in await store.subagents(self._client.session_id) if row.has_prompt and depth]
         for index, row in enumerate(rows):
             running, state = self.running.get(row.id), row.state
@@ -337,5 +338,5 @@ class _ShownSubagents:
         for session_id in dict.fromkeys([*known, *self.running]):
             state = self._states.get(session_id) or known.get(session_id)
             if state is None:
-                continue  # it is newer than the load: its announcement is in the queue
+                continue  # the subagent is newer than the load, and its announcement is in the queue
             await self._client.show(replace(state, title=state.title or ""))

@@ -37,7 +37,7 @@ from crow.protocol.frames import RequestError
 logger = logging.getLogger(__name__)
 
 _MAX_ORIGINS = 200
-"""Crow remembers which client sent a prompt for this many of a session's newest prompts."""
+"""For this many of a session's newest prompts, crow remembers which client sent them."""
 
 _Answer = TypeVar("_Answer")
 
@@ -53,8 +53,8 @@ class _Failure(Generic[_Answer]):
 class _OpenQuestion(Generic[_Answer]):
     """A question that is sent to every client that may answer it. The first answer counts.
 
-    A refusal counts at once only if it comes from the client whose prompt runs. A refusal of another client, which may
-    have no user, counts when no other client is still being asked.
+    A refusal counts at once only if it comes from the client whose prompt runs. A refusal by any other client, which
+    may have no user, counts only once no client is still being asked.
 
     `ask` sends the question to one client. It returns a `_Failure` if that client could not ask its user. `refuses`
     returns whether an answer is a refusal. `no_answer` is the answer if crow fails to ask a client.
@@ -287,7 +287,7 @@ class _SubagentGroup(_ClientGroup):
 
 
 class _PromptSenders:
-    """Which client has sent which of a session's newest prompts, and whose turn runs."""
+    """Remembers which client sent which of a session's newest prompts, and which prompt's turn is running."""
 
     def __init__(self) -> None:
         self.turn = ""
@@ -370,7 +370,8 @@ class SessionClients(_ClientGroup):
         self.subagents: dict[str, _SubagentGroup] = {}
         """The running subagents, by the ids of their sessions."""
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
-        """The kinds of questions that the clients support, or that the last clients supported if there are none now."""
+        """The kinds of questions that are supported by the clients that may write. If no client is attached, these are
+        the kinds that the last attached clients supported."""
         self._states: dict[str, SubagentChanged] = {}
         """The newest state of each subagent. A client that is attached later starts with these states."""
         self.senders = _PromptSenders()
@@ -390,7 +391,7 @@ class SessionClients(_ClientGroup):
         is_patient: bool,
         drop: Callable[[str], None],
     ) -> ClientQueue:
-        """Add a client, which gets the unfinished message and calls, and then all items from now on."""
+        """Add a client. It gets the unfinished message and calls first, and then all new items."""
         queue = ClientQueue(
             client, origin=origin, may_write=may_write, is_patient=is_patient, drop=drop, leave=self.detach
         )
@@ -409,7 +410,7 @@ class SessionClients(_ClientGroup):
         return queue
 
     def detach(self, queue: ClientQueue) -> None:
-        """Remove a client. Open questions then count this client as never asked."""
+        """Remove a client. Open questions then treat this client as if it had never been asked."""
         if queue in self.queues:
             self.queues.remove(queue)
         if queue.editor is not None and queue.editor is self.workspace.editor:
@@ -441,7 +442,7 @@ class SessionClients(_ClientGroup):
         """See `_ClientGroup`."""
         match event:
             case SessionListChanged() if self.announce is not None:
-                self.announce(event)  # it also tells the clients of this session
+                self.announce(event)  # this also tells the clients of this session
                 return
             case TitleChanged(title=title) if self.announce is not None:
                 self.announce(SessionListChanged(session_id=self._session_id, change="renamed", title=title))
@@ -450,8 +451,8 @@ class SessionClients(_ClientGroup):
         await super().publish(event)
 
     def put(self, event: Event) -> None:
-        """See `_ClientGroup`. If another process has taken over and runs a turn already, the end of the lost turn is
-        not shown."""
+        """See `_ClientGroup`. If another process has taken over the session and already runs a new turn, do not show
+        the end of the old turn."""
         if isinstance(event, TurnEnded) and self.senders.turn not in ("", event.message_id):
             self.senders.drop(event.message_id)
             return
@@ -464,8 +465,8 @@ class SessionClients(_ClientGroup):
             self.senders.end_turn(event.message_id)
 
     def _editor_for(self, sender: ClientQueue | None) -> ClientEditor | None:
-        """Return the editor of the client whose prompt runs. A turn that no client has asked for uses the only
-        client's."""
+        """Return the editor of the client whose prompt runs. If no client has asked for the turn and only one client is
+        attached, return the editor of that client."""
         if sender is None and len(self.queues) == 1:
             sender = self.queues[0]
         return None if sender is None or sender.is_detached else sender.editor

@@ -60,7 +60,7 @@ LOGGED_OUT_STATUS: dict[str, Any] = {"state": "unauthenticated", "accounts": []}
 
 
 class Endpoints(Protocol):
-    """The endpoints of this process. Changes that the client makes last until the process ends."""
+    """The endpoints of this process. If the client changes them, the changes last until the process ends."""
 
     def providers(self) -> Sequence[Provider]:
         """Return all providers, including those that the client has disabled."""

@@ -52,7 +52,7 @@ class ServerDependencies:
     open_store: Callable[[], Awaitable[Store]]
     """Opens the store. Raises StoreError if the store cannot be used."""
     adapters: Callable[[Store], Adapters]
-    """Returns what sessions need besides the store."""
+    """Returns the adapters that sessions use besides the store."""
     workspace: Callable[[str, Sequence[str]], Workspace]
     """Returns the workspace with this working directory and these additional directories."""
     check_model: Callable[[], None]
@@ -64,8 +64,8 @@ class ServerDependencies:
     trim: Callable[[], None]
     """Returns free memory to the system. It blocks."""
     more_models: Callable[[], Awaitable[Sequence[str]]]
-    """Asks the endpoint for its models, and returns their names. If the request fails or takes too long, it returns
-    none."""
+    """Asks the endpoint for its models, and returns their names. Returns no names if the request fails or takes too
+    long."""
     reload: Callable[[], ServerDependencies | None]
     """Returns new dependencies if the user's settings have changed, else None. It is fast."""
     endpoints: Endpoints
@@ -89,7 +89,7 @@ class ServerDependencies:
     has_network: bool = False
     """Whether confined commands with the access `write` may use the network."""
     unattended_s: float = 600.0
-    """About how many seconds after its work has ended a lasting host closes a session that no client has open."""
+    """A lasting host closes a session that no client has open about this many seconds after the session's work ends."""
     hidden_variables: Callable[[], Sequence[str]] = tuple
     """Returns the environment variables that commands in the editor's terminals do not get."""
     servers: Sequence[McpServer] = ()
@@ -258,7 +258,7 @@ class SessionHost:
 
     async def close(self, hosted: HostSession) -> None:
         """Cancel the work of a session and close the session."""
-        # The connection that sent this request may break before the session is closed.
+        # Close in a task of the host: the connection that sent this request may break before the session is closed.
         self.tasks.start_soon(self._close, hosted)
         await hosted.closed.wait()
 
@@ -332,8 +332,8 @@ class SessionHost:
 
     def announce(self, event: SessionListChanged, principal: str | None, *, besides: Origin = None) -> None:
         """Tell the clients of a principal, except the one with the identity `besides`, that their list of sessions has
-        changed. Each client is told once, on the session that has changed if the client has opened it, else on another
-        one. Without a lasting host, do nothing: the only client has made the change itself."""
+        changed. Each client is told once: through the changed session if the client has it open, else through another
+        session that it has open. Without a lasting host, do nothing: the only client has made the change itself."""
         told: dict[Origin, tuple[ClientQueue, str]] = {}
         for hosted in self.open.values() if self.is_lasting else ():
             session = hosted.session
@@ -341,7 +341,7 @@ class SessionHost:
                 if queue.origin not in told or session.id == event.session_id:
                     told[queue.origin] = queue, session.id
         for origin, (queue, session_id) in told.items():
-            # the clients of a renamed session are told its title
+            # the clients of a renamed session get its new title with `TitleChanged`
             if origin != besides and not (event.change == "renamed" and session_id == event.session_id):
                 queue.publish(queue.client, event, is_own=False)
 

@@ -72,7 +72,7 @@ valid in version 1 of the protocol."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodTable:
-    """What a client may call."""
+    """The methods that a client may call."""
 
     requests: Mapping[str, Method]
     """The methods of requests."""
@@ -104,7 +104,8 @@ class Methods:
         self._is_logged_out = False
         self._told_auth_status: dict[str, Any] | None = None
         self.table = self._table(check)
-        """What the client may call now. A version of the protocol that the client chooses may replace it."""
+        """The methods that the client may call now. `VersionTwo` replaces this table if the client chooses version
+        2."""
 
     def _table(self, check: CheckParams | None) -> MethodTable:
         return MethodTable(
@@ -181,13 +182,14 @@ class Methods:
             raise ArgumentError(
                 f'There is no authentication method "{params["methodId"]}"; the only one is "{_CONFIGURED}".'
             )
-        if not self.sessions.caps.shows_error_objects:  # such a client shows only the error of a prompt as a sentence
+        # A client that shows error objects shows only errors of prompts readably, so it gets this error with a prompt.
+        if not self.sessions.caps.shows_error_objects:
             self.host.dependencies.check_model()
         self._is_logged_out = False
         return {}
 
     async def logout(self, _params: RequestParams) -> dict[str, Any]:
-        """Make crow refuse to open sessions until the client authenticates again.
+        """Refuse to open sessions on this connection until the client authenticates again.
 
         Open sessions continue, and no key is deleted.
         """
@@ -288,7 +290,8 @@ class Methods:
             limit = max(1, limit // 8)
 
     async def _directories(self, store: Store) -> Sequence[dict[str, Any]]:
-        """Return the directories of all sessions that lists show, for the answer to `session/list`."""
+        """Return the directories of all sessions that are not hidden from lists, for the response to
+        `session/list`."""
         found = await store.directories()
         return [{"cwd": one.cwd, "sessions": one.sessions, "updatedAt": iso_time(one.updated_ms)} for one in found]
 
@@ -374,7 +377,7 @@ class Methods:
 
     async def set_config_option(self, params: RequestParams) -> dict[str, Any]:
         if params["configId"] == "model" and params["value"] not in self.host.models:
-            await self.host.list_models()  # an editor may choose the model of an earlier session at once
+            await self.host.list_models()  # an editor may choose an earlier session's model before models are listed
         async with self._locked(params["sessionId"]) as opened:
             branch, option = opened.session.branch, params["configId"]
             value = option_value(option, params["value"], model=branch.row.model, models=self.host.models)

@@ -1,4 +1,4 @@
-"""Reads what a client has missed since its cursor."""
+"""Reads the part of a session that a client has missed since its cursor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Missed:
     before: tuple[Entry, ...] = ()
     """Earlier entries, among them the answers that made the calls whose results are in `entries`."""
     results: Mapping[CallRef, Entry] = field(default_factory=dict)
-    """For the calls that are open in the cursor and were made by subagents: their results, if there are any by now."""
+    """The results that are stored by now for calls that were open at the cursor and were made by subagents."""
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
@@ -41,8 +41,8 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
     if len(await store.entries_beyond(leaf, place, ("turn_end",))) > _MAX_MISSED_TURNS:
         raise CursorGap(f"the client has missed more than {_MAX_MISSED_TURNS} turns.")
-    # Calls that were open at the cursor belong to the last answer before it. So the entries are read from there, if
-    # that answer is in memory. If not, the answers of the missed results are looked up one by one.
+    # Calls that were open at the cursor belong to the last answer before the cursor. If that answer is in memory, read
+    # the entries from that answer. If not, look up one by one the answers whose calls have results in the missed part.
     answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
     answer = next((each for each in answers if each.id <= cursor.entry), None)
     every_kind = frozenset(KINDS.values())

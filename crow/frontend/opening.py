@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """What the host needs to start a session."""
+    """The data that the host needs to start a session."""
 
     tail: Tail
     """The session as it is stored, with its newest entries."""
@@ -108,7 +108,7 @@ class SessionOpener:
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[ConnectionSession]:
         """Open a stored session for the block. If the block fails and this connection had not opened the session
-        before, the connection leaves it again; an editor's session on stdio is closed then."""
+        before, the connection leaves the session again. If the host is not lasting, it then closes the session."""
         self._sessions.requester.check(request)
         store, host = await self._sessions.store.get(), self._host
         await self._sessions.store.require(session_id, "read")
@@ -117,7 +117,7 @@ class SessionOpener:
             if request.missing:
                 await self._check_missing(store, session_id, request)
             hosted = await self._caught_up(store, session_id)
-            if hosted is None:  # otherwise, the session keeps the client that opened it
+            if hosted is None:  # otherwise, the session keeps the name of the client that opened it
                 request = self._with_programs(request)
             access = await self._sessions.store.access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
@@ -163,7 +163,7 @@ class SessionOpener:
         the session before, hold back its updates until `introduce`."""
         known = self._sessions.find(hosted.session.id)
         if known is not None and known.queue.may_write == request.is_watcher:
-            self._sessions.detach(known)  # attach it anew: only then does it get, or lose, the questions that are open
+            self._sessions.detach(known)  # attach the client again, so that it gets or loses the open questions
             known = None
         opened = known if known is not None else self._sessions.attach(hosted, is_watcher=request.is_watcher)
         opened.client.hold()
@@ -183,16 +183,17 @@ class SessionOpener:
             await hosted.session.branch.try_to_settle()
             if self._host.is_lasting:
                 row = await store.session(session_id)
-                if hosted.follower is not None:  # another process may have sent the client more than is shown here
+                if hosted.follower is not None:  # another process may have shown the client more than this one has
                     await hosted.follower.catch_up(row)
         return hosted
 
     def _may_join(self, hosted: HostSession, request: OpenRequest) -> bool:
-        """Return whether an open session stays as it is: it is busy, or it has a result that could not be stored yet.
+        """Return whether to join an open session without restarting it. This is so if the session is busy, or has a
+        result that could not be stored yet.
 
-        On a lasting host, it also stays if this client only watches it, if other clients use it, or if it already has
-        everything that the request asks for. For an editor on stdio, nothing follows other processes, so an idle
-        session is read again from the store.
+        On a lasting host, it is also so if this client only watches the session, if other clients use it, or if it
+        already has everything that the request asks for. A host for an editor on stdio does not follow other processes,
+        so it reads an idle session again from the store.
         """
         session = hosted.session
         is_kept = request.is_watcher or hosted.is_watched_without(self._sessions.origin) or hosted.satisfies(request)
@@ -274,7 +275,7 @@ class SessionOpener:
             session.claims.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         if contents is not None and self._sessions.store.principal is None and not self._sessions.caps.marked_remarks:
-            host.tasks.start_soon(offer_import_soon, session, host.store)  # crow's own terminal client says it itself
+            host.tasks.start_soon(offer_import_soon, session, host.store)  # crow's terminal client has its own offer
         return opened
 
     def introduce(self, opened: ConnectionSession) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class Dialogs:
                 return elicitation_answer(await request("elicitation/create", params))
 
     def finish(self, question_id: str) -> bool:
-        """Forget a page. Return whether the client was shown the page."""
+        """Forget a question that asked the user to open a page. Return whether the client was sent the question."""
         was_shown = question_id in self._page_ids
         self._page_ids.discard(question_id)
         return was_shown

@@ -57,8 +57,8 @@ class ClientQueue:
     """One client of a session, with the queue of items that are still to be sent to it. `run` sends these items.
 
     A client that does not read delays neither the session nor other clients: if its queue grows too large, the client
-    is disconnected. But if `is_patient` is true, crow waits for the client: it is at the other end of a pipe, whose end
-    is always noticed. `may_write` means that the client may send prompts and answer questions.
+    is disconnected. But if `is_patient` is true, crow waits for the client: such a client is connected by a pipe, and
+    crow always notices when the pipe closes. `may_write` means that the client may send prompts and answer questions.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ClientQueue:
         self._items: deque[_WaitingItem] = deque()
         self._bytes = 0
         self._progress: dict[CallRef, CallProgressed] = {}
-        """The newest output of each call of which output waits to be sent."""
+        """The newest output of each call that has output waiting to be sent."""
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -146,7 +146,7 @@ class ClientQueue:
         `SessionClient`, or the one that shows a subagent to this client."""
         match item:
             case CallProgressed(call=call):
-                # Each item has the whole output so far, so a newer one replaces one that still waits.
+                # Each item has the whole output so far, so it replaces an older item that still waits.
                 is_waiting = call in self._progress
                 self._progress[call] = item
                 if not is_waiting:

@@ -39,7 +39,7 @@ class Requester:
     """Gets the method, the parameters and the store, and raises an error if the user may not send these parameters.
     Crow calls it before it uses any path in the parameters."""
     connection_id: str = ""
-    """Stays the same when the client connects again. It may be empty."""
+    """The id of the connection. It stays the same when the client connects again. It may be empty."""
     may_configure: bool = True
     """Whether the user may change settings of the whole process, such as endpoints."""
 

@@ -71,7 +71,8 @@ class Requests:
 
     @contextmanager
     def cancelled_by(self, request_id: RequestId, action: Callable[[], object]) -> Iterator[None]:
-        """Call `action` if the client cancels the request during the block, or has cancelled this prompt before."""
+        """Call `action` when the client cancels the request during the block. Call it at once if the request is a
+        prompt that the client has already cancelled."""
         self._cancel_by_id[request_id] = action
         if request_id in self._cancelled_early:
             action()
@@ -81,7 +82,7 @@ class Requests:
             self._cancel_by_id.pop(request_id, None)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Cancel a request, because its client wants that. Do nothing if the request cannot be cancelled."""
+        """Cancel a request. Do nothing if the request cannot be cancelled."""
         if (cancel := self._cancel_by_id.get(request_id)) is not None:
             cancel()
 
@@ -103,13 +104,13 @@ class Requests:
         return bool(loads)
 
     async def drain(self) -> None:
-        """Wait a moment for requests other than prompts, and then cancel them."""
+        """Wait at most `DRAIN_S` seconds for requests other than prompts, and then cancel them."""
         if self._running:
             await asyncio.wait(self._running, timeout=DRAIN_S)
         self.cancel_all()
 
     def cancel_all(self) -> None:
-        """Cancel all requests other than prompts, because the connection ends. They end with an error."""
+        """Cancel all requests other than prompts. They end with an error that says that the connection was closed."""
         self.is_closing = True
         for scope in tuple(self._running.values()):
             scope.cancel()

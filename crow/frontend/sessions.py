@@ -85,7 +85,7 @@ class ConnectionSessions:
         self.requester = requester or Requester()
         self.store = ConnectionStore(self.requester, host.store)
         self.translate: Callable[[Outlet, Session], Outlet] | None = None
-        """Puts a translation before the connection. None if the client uses version 1 of the protocol."""
+        """Wraps the connection for one session, to translate the session's messages. None in protocol version 1."""
         self._opened: dict[str, ConnectionSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
@@ -248,6 +248,6 @@ class ConnectionSessions:
 
 
 def iso_time(ms: int) -> str:
-    """Return a time in milliseconds as the protocol writes times."""
+    """Return a Unix time in milliseconds as text in ISO 8601, as the protocol requires."""
     time = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -22,7 +22,7 @@ _SCANNED_SESSIONS = 1_000
 
 
 class StoredSessions:
-    """The stored sessions that a connection may see. Each method carries out the request of its name."""
+    """The stored sessions that a connection may see. A method with `params` carries out the request of its name."""
 
     def __init__(self, sessions: ConnectionSessions, requests: Requests) -> None:
         self._sessions = sessions
@@ -109,9 +109,8 @@ class StoredSessions:
         return {"prompts": [{"number": number, "text": text} for number, text in numbered]}
 
     async def named(self, name: str) -> Sequence[SessionRow]:
-        """Return the sessions that `name` may mean, most recently used first: the session with this id. If there is
-        none, the session with this alias. If there is none, all sessions whose id begins with `name` or whose title is
-        `name`."""
+        """Return the sessions that `name` may mean: the session with this id, or else the session with this alias, or
+        else all sessions whose id begins with `name` or whose title is `name`, most recently used first."""
         store = await self._sessions.store.get()
         with suppress(NoSuchSession):
             return [await store.session(name)]

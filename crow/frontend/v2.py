@@ -1,7 +1,7 @@
 """Serves the draft of protocol version 2 to clients that ask for version 2, and version 1 to all other clients.
 
-Requests of version 2 have methods of their own, which call those of version 1. Everything else is translated: each
-session's updates and questions pass through a `Translation` on their way to the connection.
+`VersionTwo` carries out requests of version 2 with the help of the methods of version 1. `Translation` translates the
+updates and questions that crow sends about a session from version 1 to version 2.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_
 
 
 class Translation:
-    """Translates the messages about one session from version 1 to version 2, on their way to `outlet`.
+    """Translates updates and questions about one session from version 1 to version 2, and sends them to `outlet`.
 
-    In addition, it sends the state of the session, and notes when a prompt becomes part of the conversation. `session`
-    tells which calls can be cancelled, and whether a turn runs.
+    It also sends the state of the session, which only version 2 has, and notes when a prompt becomes part of the
+    conversation.
     """
 
     def __init__(self, outlet: Outlet, session: Session) -> None:
@@ -71,15 +71,16 @@ class Translation:
         self._place: Mapping[str, Any] = {}
         """The cursor of the newest update, as `_meta`."""
         self._insertions: dict[str, asyncio.Future[str]] = {}
-        """Maps the temporary ids of prompts that are not in the conversation yet to futures for their final ids."""
+        """Futures for prompts that are not in the conversation yet, by the prompts' message ids. Each future gets the
+        message id with which the client is shown the prompt."""
         self._names: dict[str, str] = {}
         """Tool names, by the ids of the calls that have not ended."""
         self._running_calls: set[str] = set()
         """The ids of the calls that the client shows as running."""
         self._cancellable: set[str] = set()
-        """The ids of the calls of which the client was told that it can cancel them."""
+        """The ids of the calls that the client was told it can cancel."""
         self._questions: Counter[str] = Counter()
-        """How many questions are open, by the id of the call that asks. The id is empty if no call asks."""
+        """The number of open questions of each call, by the call's id. The id is empty for questions without a call."""
 
     # Messages of version 1.
 
@@ -112,7 +113,7 @@ class Translation:
         call_id = params.get("toolCallId", "")
         if method == "session/request_permission":
             call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
-            if call_id in self._running_calls:  # an MCP server asks, and not about the call itself
+            if call_id in self._running_calls:  # the question must not change how the running call is shown
                 params["subject"]["toolCall"] = {"toolCallId": call_id}
         self._questions[call_id] += 1
         try:
@@ -137,7 +138,8 @@ class Translation:
         return self._insertions.setdefault(prompt.message_id, future)
 
     def expect_first(self, message_id: str, known: NamedPrompt) -> None:
-        """Expect the stored prompt `known` instead of the prompt `message_id`, which repeats it."""
+        """Handle that the prompt `message_id` repeats the stored prompt `known`: complete the future for the repeated
+        prompt now if the turn of `known` has begun, otherwise when `known` becomes part of the conversation."""
         if (future := self._insertions.pop(message_id, None)) is not None and not future.done():
             if known.turn is None:
                 self._insertions[known.message_id] = future
@@ -165,12 +167,14 @@ class Translation:
             self._state = _state_after(end)
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
-        """Note how the last turn ended, unless this is known. `state` is the turn state in the form of version 1."""
+        """Note how the last turn ended, unless this is already known or the turn failed. `state` is the turn state in
+        the form of version 1."""
         if self._state is _IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = _IDLE | {"stopReason": stop}
 
     async def _show_turn(self, turn: Mapping[str, Any]) -> None:
-        """Send the state after the begin or the end of a turn."""
+        """Send the session's state after a turn has begun or ended. Send nothing for a turn that ended before its
+        prompt became part of the conversation, unless the client was told that the session is not idle."""
         if turn["state"] == "running":
             await self._show_state(_RUNNING)
             await self._show_whether_blocked()
@@ -199,13 +203,13 @@ class Translation:
         that the subagent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self._session.runner.running_calls  # a question about a call that is not in here comes from a subagent
+        own = self._session.runner.running_calls  # questions about any other calls come from subagents
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """Return `update`, an update of a tool call. If the client can cancel the call from now on, or can no longer
-        cancel it, this is added to the update. Also note which calls are running."""
+        """Note which calls are running. Return `update`, an update of a tool call, with the member `capabilities` if
+        the client can now cancel the call, or can no longer cancel it."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)
@@ -226,9 +230,9 @@ class Translation:
 
 
 class VersionTwo:
-    """The methods that a client may call: those of version 1, or those of version 2 after `initialize` has chosen it.
+    """The methods of version 2. They use the methods of version 1 and the same sessions.
 
-    The methods of version 2 use those of version 1, and the same sessions.
+    Until the client chooses version 2, only `initialize` of version 1 is replaced. Then all methods are replaced.
     """
 
     def __init__(self, methods: Methods) -> None:
@@ -297,8 +301,8 @@ class VersionTwo:
         return translation
 
     def _introduction(self, opened: ConnectionSession) -> dict[str, Any]:
-        """Return the response to a request that has opened a session. It has the commands, and the mode is only a
-        config option."""
+        """Return the response to a request that has opened a session. Unlike in version 1, the response includes the
+        slash commands, and the mode only as a config option."""
         answer = self._v1.opener.introduce(opened)
         offered = session_commands(opened.session)
         self._translations[opened.session.id].known_commands = offered
@@ -339,7 +343,7 @@ class VersionTwo:
         return await self._v1.list(params)
 
     async def _cancel(self, session_id: object) -> None:
-        """Cancel the turn of a session, and withdraw the prompts that wait for it."""
+        """Cancel the turn of a session, and withdraw the prompts that wait for that turn."""
         await self._revoke_waiting(session_id)
         await self._v1.cancel(session_id)
 
@@ -404,7 +408,7 @@ class VersionTwo:
         translation = self._translations[opened.session.id]
         inserted, message_id = translation.expect(prompt), prompt.message_id
 
-        def join(known: NamedPrompt) -> None:  # by then the prompt has the message id of the first one
+        def join(known: NamedPrompt) -> None:  # by then, `prompt.message_id` is that of `known`
             opened.note_sent(known.message_id)
             translation.expect_first(message_id, known)
 

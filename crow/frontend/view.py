@@ -62,7 +62,7 @@ class _Place:
     pieces: int = 0
     """How many updates of the next entry were shown, if its kind is in `PIECEMEAL` (see `crow.frontend.cursors`)."""
     skipped: int = 0
-    """How many updates of the next entry the client got before it came back."""
+    """How many updates of the next entry the client got before it connected again."""
     closed: int = 0
     """The id of the newest entry that ended a message. 0 if there is none."""
 
@@ -81,7 +81,7 @@ class _Growing:
 
 @dataclass(slots=True, kw_only=True)
 class _Exchange:
-    """The instructions that a turn of a subagent got from its parent session, and its answer."""
+    """The instructions that a subagent got from its parent session for the present turn, and the turn's answer."""
 
     order: str = ""
     """The id of the `task` call that started the turn. Empty if no such call did."""
@@ -90,7 +90,7 @@ class _Exchange:
 
 
 class View:
-    """What one client has been shown of a session.
+    """The state of a session as one client has been shown it.
 
     `apply` takes the session's items in order and returns the updates that are still missing. An item that was already
     applied adds nothing, and neither does one that is older than the view. So the log, the unfinished part of a turn
@@ -120,11 +120,12 @@ class View:
         self._place = _Place(entry=entry)
         self._growing = _Growing()
         self.calls = ShownCalls(caps, session_id, cwd, limits or ViewLimits(), family, is_reading=is_reading)
-        """The calls that have not ended. This object knows whether the view reads the log, and its limits."""
+        """The calls that have not ended. This object also holds the view's limits, and whether the view reads the
+        log."""
         self._over = Ended()
         """The messages and compactions that have ended."""
         self._compaction_begun = ""
-        """The id of the compaction of which the client was last told that it has begun."""
+        """The id of the newest compaction that the client was told has begun."""
         self._exchange = _Exchange()
         self._is_answered = True
         """Whether the client was shown anything after the newest prompt."""
@@ -141,8 +142,8 @@ class View:
         session_id: str,
         cwd: str = "",
     ) -> View:
-        """Return a view that reads the log on from a cursor. `before` contains entries up to the cursor, among them
-        the answers with the calls that are still open."""
+        """Return a view that continues to read the log at a cursor. `before` contains entries up to the cursor, among
+        them the answers with the calls that are still open."""
         view = cls(caps, session_id=session_id, cwd=cwd, is_reading=True)
         for entry in before:
             view._remember(entry, cursor)
@@ -165,7 +166,7 @@ class View:
 
     @property
     def unfinished(self) -> str:
-        """The id of the message of which the client has been shown a part."""
+        """The id of the message that the client has been shown only in part. Empty if there is none."""
         return self._growing.message if self._growing.thought or self._growing.text else ""
 
     def apply(self, item: events.Event, *, is_own: bool = False) -> list[Shown]:
@@ -200,15 +201,16 @@ class View:
         return self._shown
 
     def end_reading(self, *, is_running: bool) -> list[Shown]:
-        """Return updates for calls without a result in the log: they go on if a turn is running, or have ended."""
+        """End the reading of the log. Return updates for the calls that have no result in the log: they show the calls
+        as running if a turn is running, and as ended otherwise."""
         self._shown = []
         self.calls.end_reading()
         self._emit_each(self.calls.show() if is_running else self.calls.end_all())
         return self._shown
 
     def end_missed(self, call: CallRef, result: ToolResult | None) -> list[Shown]:
-        """Return updates that end a call that the client still shows as running. The call was a subagent's, so it is
-        not in the session's own log."""
+        """Return updates that end a call that the client still shows as running. A subagent made the call, so the call
+        is not in the session's own log."""
         self._shown = []
         self._emit_each(self.calls.end_missed(call, result))
         return self._shown
@@ -219,13 +221,14 @@ class View:
         self._emit_each(updates)
 
     def _emit_each(self, updates: Iterable[Update]) -> None:
-        """Add updates. Each is taken only after the one before it was added, because taking it may move the cursor."""
+        """Add updates. Take each one from `updates` only after adding the previous one, because taking an update may
+        move the cursor."""
         for update in updates:
             self._shown.append(Shown(update, self.cursor if self._caps.cursors else None))
 
     def _emit_pieces(self, *updates: Update) -> None:
-        """Add the updates of an entry whose kind is in `PIECEMEAL`, except those that the client got before it came
-        back."""
+        """Add the updates of an entry whose kind is in `PIECEMEAL`, except those that the client got before it
+        connected again."""
         skipped = self._place.skipped
         for update in updates[skipped:]:
             self._place.pieces += 1
@@ -234,7 +237,7 @@ class View:
             self._place.skipped = 0
 
     def _pass(self, entry: Entry) -> None:
-        """Move behind an entry whose updates have all been added."""
+        """Move the cursor to the end of an entry whose updates have all been added."""
         self._place.entry, self._place.pieces = max(self._place.entry, entry.id), 0
         if isinstance(entry.body, _ENDS):
             self._place.closed = entry.id
@@ -244,7 +247,7 @@ class View:
             self._shown[-1] = Shown(self._shown[-1].update, self.cursor)
 
     def _remember(self, entry: Entry, cursor: Cursor) -> None:
-        """Note an entry that the client was shown before it came back."""
+        """Note an entry that the client was shown before it connected again."""
         if isinstance(entry.body, entries.Assistant):
             self._over.add(entry.body.message_id)
         self.calls.remember(entry, cursor.calls)
@@ -252,7 +255,8 @@ class View:
     # Stored entries.
 
     def _store(self, entry: Entry, *, is_own: bool) -> None:
-        if not self.calls.is_reading and entry.session != self.session_id:  # a subagent that has no session of its own
+        # Outside of a load, entries of other sessions come from subagents that the client cannot show as sessions.
+        if not self.calls.is_reading and entry.session != self.session_id:
             self._show_stored(entry, is_own=False)
         elif self.calls.is_reading or entry.id > self._place.entry:
             self._show_stored(entry, is_own=is_own)
@@ -305,7 +309,7 @@ class View:
         if self.unfinished not in ("", answer.message_id):
             self._tell_lost(entry)
         text = answer.text
-        if self.calls.is_reading and answer.finish == "interrupted":  # live, the end of the turn says it
+        if self.calls.is_reading and answer.finish == "interrupted":  # live clients learn it from the end of the turn
             text = interrupted_text(answer) if text.strip() else INTERRUPTED
         is_known = self._growing.message == answer.message_id
         self._over.forget(answer.message_id)  # a damaged log may use an id twice
@@ -319,8 +323,8 @@ class View:
         self._over.add(answer.message_id)
 
     def _tell_lost(self, entry: Entry) -> None:
-        """Say that the client has been shown text that is not in the log. The process that streamed it has died before
-        it could store the text."""
+        """Say that the client has been shown text that is not in the log. The process that streamed the text died
+        before storing it."""
         words = (
             "The end of the text above was lost, because the process that wrote it ended. The model does not see it."
         )
@@ -369,8 +373,8 @@ class View:
         return self._remark(compaction_id, f"({words}: {token_change(body)}.)")
 
     def _turn_end(self, entry: Entry, end: entries.TurnEnd) -> tuple[Update, ...]:
-        """Return a remark if the turn failed or has no answer. Live, the client that sent the prompt learns this from
-        the response, so only a turn whose process has died gets a remark.
+        """Return a remark if the turn failed or has no answer. Outside of a load, only a turn whose process has died
+        gets a remark, because otherwise the client that sent the prompt learns the outcome from the response.
 
         Without the remark, nothing would separate this turn's prompt from the next prompt in a loaded session, and
         clients would join the two prompts.
@@ -414,7 +418,7 @@ class View:
             self._emit(turn_state_update({"state": "running"}))
 
     def _end_state(self, item: events.TurnEnded) -> Mapping[str, Any]:
-        """Return how a turn ended. A translated client is also told which turn it was, and why it failed."""
+        """Return how a turn ended. A client of version 2 is also told which turn it was, and why the turn failed."""
         if not self._caps.is_translated:
             return turn_state(item)
         state = {**turn_state(item), "messageId": item.message_id}

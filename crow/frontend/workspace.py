@@ -25,16 +25,16 @@ from crow.tools.layers import Layer
 from crow.tools.network import CommandNetwork
 
 _SILENCE_S = 2.0
-"""While the editor has not responded to a write request, crow checks the file on disk each time this many seconds have
-passed, because some editors write the file and never respond."""
+"""The interval, in seconds, at which crow checks the file on disk while the editor has not responded to a write
+request. Some editors write the file and never respond."""
 
 _POLL_S = 0.3
-"""Crow reads the output of a command in the editor's terminal each time this many seconds have passed."""
+"""The interval, in seconds, at which crow reads the output of a command in the editor's terminal."""
 
 _OUTPUT_BYTES = 1_000_000
 _REAP_S = 3.0
 _ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
-"""Variables with which commands in the editor's terminals do not wait for a key or a password."""
+"""Environment variables that keep commands in the editor's terminals from waiting for a key or a password."""
 
 _SHELL = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
 
@@ -264,7 +264,7 @@ class SharedWorkspace:
         Text is first written through the editor, so that an open buffer shows the text. If the file on disk still does
         not contain `content` after that, `disk` restores it.
         """
-        # An editor would create a file with another mode.
+        # An editor would create the file with another mode, so `disk` creates it first.
         is_new = mode is not None and content is not None and (await self.disk.stat(path)).kind == "missing"
         if self.editor is None or is_new:
             await self.disk.restore(path, content, mode=mode)
@@ -343,7 +343,7 @@ class EditorTerminals:
     """Runs the commands of one session in terminals of the editor. Each command gets its own terminal, which is
     released after the command has ended.
 
-    The environment variables that `hidden` names are set to an empty string, because the editor's own environment may
+    The environment variables listed in `hidden` are set to an empty string, because the editor's own environment may
     contain them.
     """
 

@@ -1,4 +1,4 @@
-"""The page with which a browser watches and answers sessions, and the pairing of browsers.
+"""The web page that shows and continues sessions in a browser, and the pairing of browsers.
 
 The page is an ACP client over the same WebSocket as every other client. A browser cannot send an Authorization header
 with a WebSocket, so its token is in a cookie that scripts cannot read. The cookie counts only for requests from the
@@ -158,7 +158,7 @@ def _set_cookie(response: Response, request: Request, value: str, *, max_age_s: 
 
 
 def _label(agent: str) -> str:
-    """Return the label of a browser's token: what the browser says it is."""
+    """Return the label of a browser's token. `agent` is the browser's User-Agent header."""
     shown = "".join(char for char in agent if char.isprintable())[: _MAX_LABEL_CHARS - 9]
     return f"browser: {shown}" if shown else "browser"
 

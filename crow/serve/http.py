@@ -47,8 +47,8 @@ from crow.tools.limits import FairLimiter
 from crow.version import __version__
 
 _CONNECTION_ID = "acp-connection-id"
-"""The header in which the server sends the id of a new connection, and with which a client asks for the id of its
-earlier connection."""
+"""The header in which the server sends the id of a new connection. A client that connects again sends the id of its
+earlier connection in the same header, to keep that id."""
 
 _CURSORS = "crow-cursors"
 """The header with which a client asks for cursors. A client that forwards the `initialize` of an editor sends this
@@ -62,8 +62,8 @@ _RETRY_AFTER_S = 5
 _SHOWN_CHARS = 200
 
 _MIN_HANDSHAKES = 64
-"""The smallest limit for the number of connections that have not sent a complete HTTP request. If a quarter of
-`max_connections` is more, that is the limit."""
+"""The smallest limit for the number of connections that have not sent a complete HTTP request. The limit is a quarter
+of `max_connections` if that is more."""
 
 _PROMPTING = frozenset({"session/prompt", "_session/steering"})
 _START_WORK = OPENING | _PROMPTING
@@ -74,7 +74,7 @@ _TAKES_TURNS = OPENING | {"session/list", "session/delete"}
 them delays no other client. None of these methods waits for a person."""
 
 _MAX_REQUESTS, MAX_REQUESTS_EACH = 64, 8
-"""At most this many requests for `_TAKES_TURNS` run at once, in all and for each principal."""
+"""At most this many requests with methods in `_TAKES_TURNS` run at once, in all and for each principal."""
 
 _PAGE_HEADERS = {
     "Cache-Control": "no-store",
@@ -84,7 +84,8 @@ _PAGE_HEADERS = {
     "X-Robots-Tag": "noindex, nofollow, noarchive",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""The headers of shared pages. An address must not leave the browser of its reader."""
+"""The headers of shared pages. The address of a page must not leave the reader's browser, because anybody who has the
+address can read the page."""
 
 _UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -102,7 +103,7 @@ class Refused(Exception):
         self.status = status
         """The HTTP status."""
         self.reason = reason
-        """Why, as a label in metrics and logs, such as `token`."""
+        """A label for the reason in metrics and logs, such as `token`."""
         self.retry_after_s = retry_after_s
 
     def response(self) -> Response:
@@ -192,7 +193,7 @@ class ServedConnection(EditorConnection):
         service = self._service
         if method == "initialize" and self._wants_cursors:
             _ask_for_cursors(params)
-        # All other methods share one label, because a client could invent any number of method names.
+        # Unknown methods share one label, because a client could invent any number of method names.
         service.metrics.requests.add(method=method if method in MODELS else "other")
         if service.is_draining and method in _START_WORK:
             problem = "This server is shutting down. Connect again in a moment and repeat this request."
@@ -261,7 +262,8 @@ class AcpService:
         links: PageLinks | None = None,
         has_session: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`links` are the pages that anyone with their address may read, as long as `has_session` finds the session."""
+        """`links` are the shared pages. Anybody who has the address of a page may read it, as long as `has_session`
+        finds the session of the page."""
         self._serve = serve
         self._more_routes = tuple(more_routes)
         """The routes of the page for browsers and of pairing. Empty if this server has no page."""
@@ -377,7 +379,7 @@ class AcpService:
         token = _bearer_token(websocket.headers) or cookie_token(websocket)
         grant = await self._access.admit(token, address)
         principal = None if grant is None else grant.principal
-        # The old connection of a client that connects again ends now, so it takes no place.
+        # If the client connects again, its old connection will be ended, so the old connection does not count.
         old = (websocket.headers.get(_CONNECTION_ID), principal)
         others = [client for client in self.clients.values() if (client.id, client.principal) != old]
         if len(others) >= self._max_connections:
@@ -423,7 +425,7 @@ class AcpService:
         return JSONResponse(body, status_code=503 if problem else 200)
 
     async def _page(self, request: Request) -> Response:
-        """Return the page of a link. Nobody can tell a link that has ended from one that never was."""
+        """Return the page of a link. A link that has ended gets the same response as a link that never existed."""
         found = None if self._links is None else await self._links.find(request.path_params["address"])
         if found is None or self._links is None or self._has_session is None:
             return PlainTextResponse("There is no such page.\n", status_code=404, headers=_PAGE_HEADERS)
@@ -530,7 +532,7 @@ async def _healthz(_request: Request) -> Response:
 
 
 def _shown(values: Sequence[str]) -> str:
-    """Return the values of a header that is refused, as the response and terminals can show them."""
+    """Return the values of a refused header as text that is safe to show in the response and in a terminal."""
     return on_one_line(", ".join(values)[:_SHOWN_CHARS])
 
 

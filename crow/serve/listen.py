@@ -130,7 +130,8 @@ def client_address(connection: HTTPConnection) -> str:
 
 
 def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
-    """Read the certificate, and return a function that returns uvicorn's TLS context, whatever its arguments are.
+    """Read the certificate. Return a function for uvicorn's `ssl_context_factory`, which returns the TLS context and
+    ignores its arguments.
 
     :raises ConfigError: the certificate or its key cannot be used.
     """
@@ -138,15 +139,15 @@ def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(cert, key, password="")  # without a password, OpenSSL would ask for it in the terminal
-    except OSError as error:  # ssl.SSLError is one
+        context.load_cert_chain(cert, key, password="")  # without `password`, OpenSSL could ask for one in the terminal
+    except OSError as error:  # includes ssl.SSLError
         reason = error.strerror or str(error)
         raise ConfigError(f"The certificate {cert} with the key {key} cannot be used: {reason}.") from error
     return lambda *_: context
 
 
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the IP address that `host` is, without its zone, or None if `host` is a name."""
+    """Parse `host` as an IP address, and drop its zone. Return None if `host` is a name."""
     try:
         return ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -221,7 +222,7 @@ def _unix_socket(path: Path) -> Iterator[socket.socket]:
                     path.unlink()
     finally:
         opened.close()
-        os.close(lock)  # the lock file stays: removing it would let two servers hold two locks
+        os.close(lock)  # the lock file stays: if it were removed, two servers could lock two files of this name
 
 
 def _check_directory(directory: Path) -> None:

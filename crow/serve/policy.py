@@ -82,11 +82,12 @@ class ServePolicy:
         given = [("cwd", params.get("cwd"))]
         others = params.get("additionalDirectories")
         given += [("additionalDirectories", each) for each in (others if isinstance(others, list | tuple) else ())]
-        paths = [(name, path) for name, path in given if isinstance(path, str)]  # the rest is refused elsewhere
+        paths = [(name, path) for name, path in given if isinstance(path, str)]  # other types are refused elsewhere
         session_id: Any = params.get("sessionId")
         is_load = method in ("session/load", "session/resume") and isinstance(session_id, str)
         if is_load and await store.access(session_id) in ("read", "write"):
-            # With a shared session, these paths open nothing new: only the owner can move a session elsewhere.
+            # Only the owner can change a session's directories. So other users gain no access by naming the present
+            # directories of a session that is shared with them.
             row = await store.session(session_id)
             known = {row.cwd, *row.additional_directories}
             paths = [(name, path) for name, path in paths if path not in known]

@@ -45,7 +45,7 @@ class Resident:
     version: str
     """The version of crow that it runs."""
     figures: Mapping[str, float]
-    """Maps the names of the metrics that have no labels to their values."""
+    """The values of the server's metrics that have no labels, by the names of the metrics."""
 
     def describe(self) -> str:
         """Return a sentence with the server's version, process and socket, and with the numbers of its clients and

@@ -114,7 +114,7 @@ async def _serve(
         wiring = Wiring(loaded, reload=reload)
         open_store = wiring.dependencies().open_store
         store: Store | None
-        if is_resident:  # the client that starts this server reports the error
+        if is_resident:  # no wait for the database: the client that starts this server reports the error
             store = await open_store()
         else:
             store = await open_when_reachable(
@@ -157,8 +157,8 @@ async def _serve(
 async def _waiting_room(
     sockets: Sequence[socket.socket], settings: ServeSettings, limits: ConnectionLimits, tls: dict[str, Any]
 ) -> AsyncIterator[None]:
-    """During the block, answer every request that the server is not ready yet. The sockets stay open after the block,
-    so the system holds the connections of clients until the server itself accepts them."""
+    """During the block, tell clients that the server is not ready yet. The sockets stay open after the block, so the
+    system holds the connections of clients until the server itself accepts them."""
     http = uvicorn_server(WaitingService(limits), settings, limits, tls)
     copies = [each.dup() for each in sockets]  # uvicorn closes them
     async with anyio.create_task_group() as tasks:
@@ -168,7 +168,7 @@ async def _waiting_room(
             logger.info(
                 "The server listens and is not ready", extra={"address": listen.address_of(each, is_tls=bool(tls))}
             )
-        # The service would otherwise count as failed, although starting it again would not help.
+        # Without this, systemd would consider the service failed, although a restart would not help.
         listen.notify_systemd("READY=1\nSTATUS=Waiting for the database")
         try:
             yield
@@ -436,7 +436,7 @@ def uvicorn_server(
         ws_max_size=limits.message_bytes,
         ws_ping_interval=limits.ping_s,
         ws_ping_timeout=None,  # SocketProtocol decides when a client is silent
-        ws_per_message_deflate=False,  # it takes 300 kB per connection, and lets small frames inflate to huge messages
+        ws_per_message_deflate=False,  # compression takes 300 kB per connection, and lets small frames become huge
         h11_max_incomplete_event_size=_REQUEST_HEAD_BYTES,
         interface="asgi3",
         lifespan="off",

@@ -96,8 +96,8 @@ def new_token(
 ) -> tuple[str, Token]:
     """Make a token. Return the token's text, which is stored nowhere, and the record to store in its place.
 
-    `expires_ms` and `now_ms` are Unix times in milliseconds. If `is_pairing` is true, the token does nothing but give a
-    browser a token of its own, once.
+    `expires_ms` and `now_ms` are Unix times in milliseconds. If `is_pairing` is true, the only use of the token is that
+    a browser can exchange it, once, for another token.
 
     :raises ArgumentError: the principal's name or the label is not valid, or `expires_ms` is in the past.
     """
@@ -168,7 +168,7 @@ class Authenticator:
     async def pair(self, token: object, address: str, *, label: str, expires_ms: int) -> str:
         """Use up a pairing token, and return the text of a new token for the same principal.
 
-        :raises BadToken: it is not a pairing token, is not valid, or was used before.
+        :raises BadToken: `token` is not a pairing token, is not valid, or was used before.
         :raises TooManyFailures: as for `authenticate`.
         :raises ~crow.domain.errors.StoreError: the store cannot be read or written.
         """

@@ -22,7 +22,8 @@ _OpenStore = Callable[[], Awaitable[Store]]
 async def open_when_reachable(
     open_store: _OpenStore, meanwhile: Callable[[], AbstractAsyncContextManager[object]], signals: asyncio.Queue[int]
 ) -> Store | None:
-    """Open the store. While the database cannot be reached, try again after growing pauses, inside of `meanwhile`.
+    """Open the store. While the database cannot be reached, enter the context of `meanwhile`, and try again after
+    growing pauses.
 
     Return None if a signal ended the wait.
 

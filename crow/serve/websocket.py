@@ -85,14 +85,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnd:
-    """The end of a connection."""
+    """How and why a connection ends."""
 
     code: CloseCode
-    """Goes into the close frame."""
+    """The code in the close frame."""
     text: str
-    """Goes into the close frame."""
+    """The reason in the close frame, for the client's user."""
     reason: _EndReason
-    """Goes into the log."""
+    """The reason in logs and metrics."""
 
 
 class WebSocketTransport:
@@ -188,8 +188,8 @@ class WebSocketTransport:
         self._socket.wake_reader()
 
     def finish(self, end: ConnectionEnd) -> None:
-        """Receive nothing more, and let `close` end the connection in this way once the waiting messages are sent or
-        `goodbye_s` is over. Do nothing if the connection is already stopped."""
+        """Receive nothing more. `close` will then end the connection with `end`, once the waiting messages are sent or
+        `goodbye_s` seconds have passed. Do nothing if the connection is already stopped."""
         if not self._is_stopped:
             self.end = end
             self.stop()
@@ -378,7 +378,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._crow.lose()
 
     async def run_asgi(self) -> None:
-        """Run the application. Then end the connection if it is still open."""
+        """Run the application. If the connection is still open afterwards, abort it after `goodbye_s` seconds."""
         scope: Any = self.scope
         scope[_SOCKET] = self
         try:
@@ -440,7 +440,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def send_keepalive_ping(self) -> None:
         """Send a ping, or disconnect the client if it has sent nothing for `silent_s`."""
-        # While bytes are unsent, a ping would wait behind them. The transport then checks that the client reads.
+        # While bytes are unsent, a ping waits behind them, so the client may have nothing to answer. Meanwhile, the
+        # transport checks whether the client reads.
         if self._crow is not None and not self.unsent_bytes:
             silent_s = self.loop.time() - self._heard_at
             if silent_s > self._limits.silent_s:

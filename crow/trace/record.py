@@ -28,8 +28,8 @@ class Recorder:
     """An `Observer` (see :mod:`crow.protocol.transport`) that writes each message to a file. Each line of the file is a
     JSON object with time, sender and message.
 
-    Secrets are masked, but JSON types stay the same, so that the recording can be checked. If the file cannot be
-    written, the recording stops, but the connection goes on.
+    Secrets are masked, but JSON types stay the same, so that the recording can be checked against the protocol. If the
+    file cannot be written, the recording stops, but the connection goes on.
     """
 
     def __init__(self, file: Path, secrets: Iterable[str] = ()) -> None:
@@ -39,7 +39,7 @@ class Recorder:
         self._is_broken = False
 
     def mask(self, secrets: Iterable[str]) -> None:
-        """Mask these secrets in all lines that are recorded from now on."""
+        """Mask these secrets in every line that is recorded after this call."""
         self._mask = SecretMask(secrets)
 
     def __call__(self, direction: Literal["in", "out"], line: bytes) -> None:
@@ -102,9 +102,9 @@ class Recorded:
     sender: Side
     """Who sent the message."""
     message: Any = None
-    """The JSON value, or None if it was not JSON."""
+    """The message as a JSON value, or None if the line was not JSON."""
     text: str | None = None
-    """What was sent, only if it was not JSON."""
+    """The line as it was sent, or None if it was JSON."""
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:

@@ -203,7 +203,7 @@ function contentOf(call) {
   return made;
 }
 
-/** Return a diff without the lines that both texts begin and end with, but for three. */
+/** Return a diff. Of the lines that both texts begin or end with, it shows only the three nearest to the change. */
 function diffOf({ path, oldText, newText }) {
   const before = oldText === null || oldText === undefined ? [] : oldText.split("\n");
   const after = newText.split("\n");
@@ -350,7 +350,7 @@ async function show(session) {
   log.scrollTop = log.scrollHeight;
 }
 
-/** Open the session: from the place up to which it is shown, or whole. */
+/** Open the session. Get only the updates after the cursor if there is one, otherwise the whole history. */
 function open(session) {
   session.opening ??= openNow(session).finally(() => { session.opening = null; });
   return session.opening;
@@ -428,7 +428,7 @@ async function listSessions(cursor = null) {
   return found.sessions.map(({ sessionId }) => sessions.get(sessionId));
 }
 
-/** Open again what was open, and every session in which somebody may be asked. */
+/** Open the sessions that were open before, and those that are open on the server, which may ask questions. */
 async function onOpen() {
   for (const session of sessions.values()) session.isOpen = false;
   for (const key of [...questions.keys()]) forget(key);
