@@ -1,4 +1,4 @@
-"""Directories that belong to a living process, and that the next process removes if it was killed.
+"""Directories that belong to a living process. If this process is killed, the next one removes them.
 
 The process that made a directory holds the lock of a file in it until it ends. A process id in the name would not do: a
 crow in a container may share /tmp, but not the ids.

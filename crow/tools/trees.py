@@ -54,7 +54,7 @@ def _opened(path: str | Path, dir_fd: int | None) -> Iterator[int]:
 
 def _open_up(path: str | Path, dir_fd: int | None) -> None:
     """Give the owner of a directory all rights in it, even if it cannot be opened."""
-    if not hasattr(os, "O_PATH"):  # as on macOS, which in turn can change the mode of a link
+    if not hasattr(os, "O_PATH"):  # as on macOS, where `chmod` can be told not to follow links instead
         os.chmod(path, 0o700, dir_fd=dir_fd, follow_symlinks=False)
         return
     handle = os.open(path, _DIRECTORY | os.O_PATH, dir_fd=dir_fd)
@@ -79,7 +79,7 @@ def _empty(folder: int, top: int, errors: list[OSError]) -> list[str]:
             if moved != name:
                 try:
                     os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=top)
-                except PermissionError:  # a directory can be moved only by who may write in it
+                except PermissionError:  # the kernel refuses to move a directory that its owner cannot write to
                     _open_up(name, folder)
                     os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=top)
             names.append(moved)

@@ -158,7 +158,8 @@ class Layers:
 
     async def prune_children(self, is_needed: Callable[[str], Awaitable[bool]]) -> None:
         """Remove the layers of subagents that have not been used for a week and are not needed any more; `is_needed`
-        takes the subagent's id. Also remove those that have not been used for a month or take too much space."""
+        takes the subagent's id. Also remove those that have not been used for a month, and the oldest ones if all
+        together take too much space."""
         too_many = await anyio.to_thread.run_sync(surplus, self._place)
         old = await anyio.to_thread.run_sync(partial(children, self._place, unused_s=UNNEEDED_S))
         for identifier in dict.fromkeys((*too_many, *old)):
