@@ -184,7 +184,7 @@ class KernelConfiner:
         """The preparations for each command that has started and for which `finish` was not called yet."""
         self._numbers = count(1)
         self._lock = threading.Lock()
-        """Held by threads that set or use these values."""
+        """Held by threads that set or use the values above."""
         self._listeners = Listeners()
         self._launcher = Launcher()
 
@@ -305,7 +305,7 @@ class KernelConfiner:
         roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
         if roots and not process.exited.is_set():
             try:
-                # the namespaces of the first process of the helper's sandboxes cannot be entered
+                # in a sandbox of the helper, the namespaces of the first process cannot be entered
                 pid = process.command_pid if isinstance(process, LaunchedProcess) else process.pid
                 await self._listeners.refresh(pid, roots)
             except (OSError, TimeoutError) as error:
@@ -326,8 +326,8 @@ class KernelConfiner:
         return await anyio.to_thread.run_sync(put_back)
 
     def _blocks_changes(self, prepared: _Prepared) -> bool:
-        """Return whether the sandbox makes all protected files read-only that existed before the command. If so, only
-        the protected files that the command has created must be undone."""
+        """Return whether the sandbox makes all protected files read-only that existed before the command. If so, the
+        command can only have created protected files, not changed or removed any."""
         sandbox = None if self._choice is None else self._choice.sandbox
         are_all_listed = len(prepared.confinement.read_only) < MAX_READ_ONLY
         return sandbox is not None and sandbox.protects_files and are_all_listed
@@ -396,7 +396,7 @@ class KernelConfiner:
     async def _choose(self) -> Choice:
         programs, choice = self.options.programs, self._choice
         used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
-        # since the choice, another session may have worked in a directory with one of the programs
+        # since the choice, commands of another session may have replaced one of the sandbox's programs
         if choice is None or not all(map(programs.trusts, used)):
             self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice
@@ -452,8 +452,8 @@ class KernelConfiner:
         return await anyio.to_thread.run_sync(self._open_layer, sandbox)
 
     def _open_layer(self, sandbox: Sandbox) -> Layer | None:
-        """Open a layer. Only the first call tries whether it works: where crow's data is, or else among temporary
-        files."""
+        """Open a layer. Only the first call tries whether layers work: in crow's data directory, or else in the
+        session's temporary directory."""
         private, trees, place = self._own_directories(), self._policy.layered_trees(), self.place
         if place is None or not trees:
             return None
