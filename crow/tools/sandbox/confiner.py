@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
 import socket
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT_S = 30 * 86_400
 """The caches of a workspace are removed if no session has used them for this many seconds."""
+_RETRY_S = 30.0
+"""After this many seconds, a sandbox that did not work is tried again: the cause, such as a full /tmp, may be gone."""
 _CLOSE_S = 0.3
 _SEARCHED_CHARS = 20_000
 """How much of the end of a command's output is searched for known error messages."""
@@ -78,12 +81,12 @@ class Choice:
 
 
 class Sandboxes:
-    """Finds a sandbox that works. Each kind of sandbox is tried only once."""
+    """Finds a sandbox that works. Each kind of sandbox is tried until it works once, but at most every `_RETRY_S`."""
 
     def __init__(self) -> None:
-        self._probed: dict[str, Sandbox | str] = {}
-        """The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the
-        paths of bubblewrap and its helpers."""
+        self._probed: dict[str, tuple[Sandbox | str, float]] = {}
+        """The result of each probe: the sandbox, or why it does not work, and the monotonic time of the probe in
+        seconds. The keys are `Landlock`, `Seatbelt` and the paths of bubblewrap and its helpers."""
         self._probing = threading.Lock()
 
     def choose(self, programs: Programs = SYSTEM_PROGRAMS) -> Choice:
@@ -100,14 +103,20 @@ class Sandboxes:
             return Choice(None, f"Nothing can confine commands on {sys.platform}.")
         problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
         for key, probe in probes:
-            with self._probing:
-                if key not in self._probed:
-                    self._probed[key] = probe()
-                found = self._probed[key]
+            found = self._result_of(key, probe)
             if not isinstance(found, str):
                 return Choice(found)
             problems.append(f"{found}.")
         return Choice(None, " ".join(problems))
+
+    def _result_of(self, key: str, probe: Callable[[], Sandbox | str]) -> Sandbox | str:
+        """Return the result of the last probe, or of a new one if there was none or it failed long enough ago."""
+        with self._probing:
+            found, probed_at = self._probed.get(key, ("", -math.inf))
+            if isinstance(found, str) and time.monotonic() - probed_at >= _RETRY_S:
+                found = probe()
+                self._probed[key] = found, time.monotonic()
+            return found
 
 
 SANDBOXES = Sandboxes()
@@ -395,9 +404,8 @@ class KernelConfiner:
 
     async def _choose(self) -> Choice:
         programs, choice = self.options.programs, self._choice
-        used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
         # since the choice, commands of another session may have replaced one of the sandbox's programs
-        if choice is None or not all(map(programs.trusts, used)):
+        if choice is None or choice.sandbox is None or not all(map(programs.trusts, choice.sandbox.programs)):
             self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice
 
