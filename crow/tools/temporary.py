@@ -1,7 +1,7 @@
 """Directories that belong to a living process. If this process is killed, the next one removes them.
 
-The process that made a directory holds the lock of a file in it until it ends. A process id in the name would not do: a
-crow in a container may share /tmp, but not the ids.
+The process that made a directory holds the lock of a file in it until it ends. A process id in the directory's name
+would not be enough: a crow in a container may share /tmp, but its process ids are different.
 """
 
 from __future__ import annotations

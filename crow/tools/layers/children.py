@@ -49,9 +49,10 @@ _ALL_BASES_BYTES = 200_000_000
 UNKNOWN = State(kind="other")
 """The base of a path that was changed in the workspace and in the layer at the same time."""
 _KEPT_S = 30 * 86_400
-"""A layer that was not used for so long is removed."""
+"""A layer that was not used for this many seconds is removed."""
 UNNEEDED_S = 7 * 86_400
-"""A layer stays for so long even if no session of this database names it: its session may be in another database."""
+"""A layer stays for this many seconds even if no session of this database names it: its session may be in another
+database."""
 _NEW_S = 3_600
 """A layer that is still unfinished after this many seconds was left by a killed process."""
 _TOTAL_BYTES = 10_000_000_000
@@ -409,7 +410,7 @@ def has_child(place: Place, identifier: str) -> bool:
 
 
 def children(place: Place, *, unused_s: float = 0) -> tuple[str, ...]:
-    """Return the ids of the subagents whose layers were not used for so many seconds, most recently used first."""
+    """Return the ids of the subagents whose layers were not used for `unused_s` seconds, most recently used first."""
     found = []
     with suppress(OSError):
         for path in place.children.iterdir():

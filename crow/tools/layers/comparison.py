@@ -48,7 +48,7 @@ from crow.tools.layers.states import (
 )
 
 MAX_LISTED = 5_000
-"""At most so many changed files are listed one by one."""
+"""At most this many changed files are listed one by one."""
 _COMPARED_BYTES = 4_000_000
 """Longer files are not compared: a file with new times counts as changed."""
 _MAX_DROPPED = 100

@@ -215,7 +215,7 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
         _sync_sources(change_set)
         write_state(change_set.directory, "applying")
         if any(base != str(change_set.directory) for base in change_set.bases.values()):
-            # the workspace has another journal, so make sure that this state reaches the disk first
+            # the workspace's file system has its own journal, so this state must be on the disk before files move
             _flush(change_set.directory)
         try:
             _keep_all(change_set)

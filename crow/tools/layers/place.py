@@ -58,7 +58,7 @@ class Layer:
     lock: int
     """An open file. Its lock says that a living process owns the layer."""
     kept: dict[str, Kept] = field(default_factory=dict)
-    """What crow has kept while commands in the layer still ran, by absolute path."""
+    """How crow has kept changed paths while commands in the layer still ran, by absolute path."""
 
     def unchanged_since(self, path: str) -> int:
         """Return when the layer was opened, or when crow last moved an absolute path into the workspace if that was

@@ -111,7 +111,7 @@ class Layers:
         return await anyio.to_thread.run_sync(prepare, self._place, layer, changes, about)
 
     async def apply(self, change_set: ChangeSet, layer: Layer | None = None) -> None:
-        """Move the files of a change set into the workspace. A cancellation waits until that has ended. See
+        """Move the files of a change set into the workspace. A cancellation takes effect only afterwards. See
         :func:`crow.tools.layers.apply`."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(apply, change_set, layer)

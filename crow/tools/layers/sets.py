@@ -200,8 +200,8 @@ def read_state_of(data: list[Any] | None) -> State:
 
 
 def find_set(place: Place, identifier: str) -> ChangeSet | None:
-    """Return a change set that was kept; None if it is not on this machine any more. It has no operations if it was
-    taken back, so that nothing has to be undone."""
+    """Return a change set by its id; None if it was not kept, or is no longer on this machine. If it was taken back, it
+    has no operations, so there is nothing to undo."""
     directory = place.changes / os.path.basename(identifier)
     try:
         match read_state(directory) if identifier else "":

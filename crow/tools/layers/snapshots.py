@@ -33,7 +33,7 @@ from crow.tools.layers.states import (
 
 MAX_FILES = 10_000
 _MAX_BYTES = 64_000_000
-"""At most so many bytes are copied."""
+"""All copies together have at most this many bytes."""
 FILE_BYTES = 2_000_000
 """Larger files are not copied."""
 _GIT_SKIPPED = frozenset({"objects", "lfs", "modules", "annex", "hooks"})
@@ -92,8 +92,8 @@ class Snapshot:
         os.close(self._lock)
 
     def changes(self, about: Mapping[str, str]) -> ChangeSet | None:
-        """Return what has changed since, as a change set that is stored but counts only after :func:`confirm`; None if
-        nothing has changed.
+        """Return the changes since the snapshot, as a change set that is stored but counts only after :func:`confirm`;
+        None if nothing has changed.
 
         :raises TooLargeError: there are too many files now. :raises OSError: it cannot be stored.
         """

@@ -72,8 +72,9 @@ class State:
     """The sha256 (hex) of a file's content, if it was read."""
 
     def matches(self, other: State) -> bool:
-        """Return whether two states are those of the same file. A file needs the same mode and size, and the same time
-        or digest. The times of directories do not count, because they change with every new file in the directory."""
+        """Return whether two states are those of the same file. Two files are the same if their modes and sizes are
+        equal, and their times or digests, too. The times of directories do not count, because they change with every
+        new file in the directory."""
         if self.kind != other.kind or self.tree != other.tree or self.target != other.target:
             return False
         if self.kind != "file":
@@ -99,7 +100,7 @@ class Walked:
     size: int = 0
     """In bytes on the disk."""
     is_own: Callable[[str, os.stat_result], bool] = lambda _path, _status: False
-    """Returns whether crow itself made the last change of a path, so that it does not count."""
+    """Returns whether crow itself made the last change of a path. Such a change does not count."""
 
 
 def kind_of(mode: int) -> Kind:

@@ -161,7 +161,7 @@ class ServerQuestions:
         return "gone"
 
     def _call_id(self) -> str:
-        """Return the id of the only call that is running, or an empty text."""
+        """Return the id of the running call; an empty text if there is none, or more than one."""
         return self._running[0].call_id if len(self._running) == 1 else ""
 
     def _new_id(self) -> str:

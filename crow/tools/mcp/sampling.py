@@ -27,8 +27,8 @@ _SAMPLING = "sampling"
 requests to the model."""
 
 SERVER_WAITS = 16
-"""A server's request to the model is refused if this many of its questions and requests already wait. The client limits
-questions by itself."""
+"""A server's request to the model is refused if this many of its questions and requests already wait. Questions are not
+refused, because the client limits them."""
 
 _MAX_MESSAGES = 200
 _MAX_CHARS = 100_000

@@ -191,7 +191,7 @@ class _NotStartedError(Exception):
 
 def _set_up(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) -> tuple[int, socket.socket | None]:
     """Make the sandbox of this process and start the command in it. Return the command's process id, and a socket that
-    listens for crow, if it wants one."""
+    listens for crow, if crow wants one."""
     os.setsid()
     mask = os.umask(0)
     _map_ids(kernel.proc, 0, kernel.uid, 0, kernel.gid)

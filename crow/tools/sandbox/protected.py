@@ -48,9 +48,9 @@ class ProtectedFiles:
     This class watches the files whose `names` are protected. It searches each root and the folders up to four levels
     below it, at most 4,000 folders. In a repository's own directory, and in those of its submodules and worktrees, the
     watched names are config, hooks, info, remotes and branches. Commands may change objects, refs, HEAD, index and
-    info/refs, and an unfinished rebase as long as git would run no command for it. Also watched is what the settings of
-    the repositories name, and what links with protected names lead to. Protected files and repositories that a command
-    creates are watched too.
+    info/refs, and an unfinished rebase as long as git would run no command for it. The class also watches the paths
+    that the settings of the repositories name, and the targets of links with protected names. Protected files and
+    repositories that a command creates are watched too.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link,
     protected entries after the first 5,000, and extended attributes. Changes to files over 1 MB, and to files beyond
@@ -87,9 +87,9 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo all changes since the snapshot. Return one sentence for each changed path.
 
-        With `only_created`, undo only what was created. The caller uses this if the sandbox kept the command from
-        changing or removing other paths. Links are the exception: changed and removed links are put back too. The files
-        that the command wrote are moved to `kept`.
+        With `only_created`, undo only the creation of files and folders. The caller uses this if the sandbox kept the
+        command from changing or removing other paths. Links are the exception: changed and removed links are put back
+        too. The files that the command wrote are moved to `kept`.
         """
         with self._lock:
             undo = _Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -194,11 +194,11 @@ class _Undo:
                 self._undo(path, current.get(path))
                 before, now = self._before.get(path), current.get(path)
                 if before is not None and now is not None and before.kind != now.kind:
-                    replaced.add(path)  # what was in it has moved with it
+                    replaced.add(path)  # its content has moved with it
         return bool(differences)
 
     def report_unstable(self, current: Mapping[str, FileState]) -> None:
-        """Report what still differs after the last round."""
+        """Report the paths that still differ after the last round."""
         for path in sorted(self.differences(current)):
             self._say(path, "the command keeps changing {}: a process that it started still runs, so end that process")
 
