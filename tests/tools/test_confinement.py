@@ -6,6 +6,7 @@ import asyncio
 import ensurepip
 import errno
 import importlib.util
+import math
 import os
 import shutil
 import signal
@@ -640,6 +641,28 @@ async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
     assert outcome.is_error
     assert job.text.count(f"[the command was not run, because it {problem}]") == 1
     assert os.listdir(root) == []
+
+
+async def test_a_sandbox_whose_probe_has_failed_is_tried_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = choose_sandbox()
+    if expected.sandbox is None:
+        pytest.skip(expected.problem)
+    options = SandboxOptions(caches=tmp_path / "caches")
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options, Sandboxes()))
+    monkeypatch.setattr(confiner, "_RETRY_S", math.inf)
+    with monkeypatch.context() as changed:
+        changed.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+        failed = await workspace.sandbox_status()
+    remembered = await workspace.sandbox_status()
+    monkeypatch.setattr(confiner, "_RETRY_S", 0.0)
+    now = await workspace.sandbox_status()
+    code, _ = await workspace.run("true", access="write", timeout_s=60, on_output=ignore)
+    await workspace.close()
+    assert "a temporary directory cannot be made: No such file or directory" in failed.problem
+    assert (failed.name, remembered) == ("", failed)
+    assert (now.name, code) == (expected.sandbox.name, 0)
 
 
 def test_a_bubblewrap_of_the_workspace_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Layers: commands change a layer over the workspace, which crow then keeps or drops.
+"""Layers: commands write into a layer over the workspace, and crow then keeps or drops their changes.
 
 This is what other parts of crow need:
 
@@ -8,8 +8,8 @@ This is what other parts of crow need:
 - `look(layer, rules)` returns the :class:`Changes` in a layer: what was created, changed and deleted, and what changed
   in the workspace meanwhile. A layer whose commands still run is looked at with `is_live=True`.
 - `prepare(place, changes, about)` writes a :class:`ChangeSet` to disk. Nothing has moved yet. Store the id of the
-  change set in the log now. `apply(change_set)` then moves all files, or none. It raises `Conflict` if a file
-  has changed underneath, and names the files.
+  change set in the log now. `apply(change_set)` then moves all files, or none. It raises `Conflict` if somebody else
+  has changed some of these files, and names them.
 - `invert(place, change_set, about)` prepares the change set that undoes another. Undo and redo are the same operation.
 - `Layer.locate(path)` returns where the content of a workspace's path is, as the layer's commands see it.
 - `open_child(place, id, roots)` opens the layer of a subagent, a :class:`ChildLayer`, which outlives processes. Call

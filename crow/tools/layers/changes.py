@@ -29,7 +29,7 @@ class Change:
     """Git ignores the file."""
     is_protected: bool = False
     is_same: bool = False
-    """Only times have changed, or git's index, in which git notes the times of files."""
+    """Only the file's times have changed, or the file is git's index, in which git notes the times of files."""
     target: str = ""
     """Where a link leads."""
 
@@ -47,11 +47,11 @@ class Operation:
     source: str = ""
     """Where the new content is. Empty if there is none."""
     inode: int = 0
-    """The number of the source's file, by which it is recognised wherever it is moved."""
+    """The source's inode number, by which it is recognised wherever it was moved."""
     is_meta: bool = False
     """Only the mode, the time and the attributes of a directory change."""
     is_ignored: bool = False
-    """Git ignores everything in it."""
+    """Git ignores the path, and so everything in it."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class LookRules:
 
     is_protected: Callable[[str], bool] = lambda _path: False
     is_ignored: Callable[[str, bool], bool] = lambda _path, _is_directory: False
-    """Takes also whether the path is a directory. It must not depend on what the layer contains."""
+    """Also takes whether the path is a directory. The answer must not depend on what the layer contains."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,18 +44,19 @@ if sys.platform != "win32":
 
 _VERSION = 1
 BASE_BYTES = 1_000_000
-"""Longer files are remembered by their state alone, so their two versions cannot be merged."""
+"""Of longer files, only the state is remembered, so they cannot be merged line by line."""
 _ALL_BASES_BYTES = 200_000_000
 UNKNOWN = State(kind="other")
 """The base of a path that was changed in the workspace and in the layer at the same time."""
 _KEPT_S = 30 * 86_400
-"""A layer that was not used for so long is removed."""
+"""A layer that was not used for this many seconds is removed."""
 UNNEEDED_S = 7 * 86_400
-"""A layer stays for so long even if no session of this database names it: its session may be in another database."""
+"""A layer stays for this many seconds even if no session of this database names it: its session may be in another
+database."""
 _NEW_S = 3_600
-"""A layer that a process began to create longer ago was left over by a kill."""
+"""A layer that is still unfinished after this many seconds was left by a killed process."""
 _TOTAL_BYTES = 10_000_000_000
-"""If all layers of subagents take more on the disk, the oldest ones are removed."""
+"""If all layers of subagents together take more on the disk, the oldest ones are removed."""
 
 
 class LayerBusy(Exception):
@@ -98,7 +99,8 @@ class ChildLayer:
         _write_text(self.directory / "since", str(time.time_ns()))
 
     def note(self) -> None:
-        """Remember the base of each path that was first changed by the last command or edit. No command may be running.
+        """Remember the base of each path that was first changed by the last command or edit, and forget the bases of
+        paths that are no longer changed. No command may be running.
 
         :raises TooLargeError: there are too many files.
         """
@@ -124,7 +126,7 @@ class ChildLayer:
             top = _top_of_change(overlay, path.relative_to(overlay.root).parts)
             if str(top) not in self.bases:
                 with directory_of(top) as below:
-                    # nothing runs, so the subagent has not seen another version
+                    # no command runs, so the subagent cannot have seen another version
                     self.bases[str(top)] = _Notes(self, sys.maxsize).base_of(str(top), top.name, below)
                 self.save()
 
@@ -235,8 +237,9 @@ class _Notes:
         return Base(state=state, copy=copy) if state_of(name, below) == state else Base(state=UNKNOWN)
 
     def _has_changed_inside(self, path: str, below: int) -> bool:
-        """Return whether the subagent has removed a directory in which it had changed files before, and in which the
-        workspace's files have changed since. It never saw these versions, so it did not mean to remove them."""
+        """Return whether the subagent has removed a directory after it had changed files in it, and the workspace's
+        versions of these files have changed since. The subagent never saw these versions, so it did not mean to remove
+        them."""
         bases = self._child.bases.items() if path in self._around_bases else ()
         for other, base in bases:
             if other.startswith(f"{path}/"):
@@ -255,8 +258,8 @@ class _Notes:
 
 
 def _remove_whiteouts(folder: int, depth: int) -> None:
-    """Remove the whiteouts in an open directory of a layer that lies over no directory of the workspace, for example
-    because that was removed meanwhile. Commands would see the names of these whiteouts."""
+    """Remove the whiteouts in an open directory of a layer that is not merged with one of the workspace, for example
+    because that one was removed meanwhile. In such a directory, commands would see the names of the whiteouts."""
     check_depth(depth)
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
@@ -271,8 +274,8 @@ def _remove_whiteouts(folder: int, depth: int) -> None:
 
 
 def _top_of_change(overlay: Overlay, parts: Sequence[str]) -> Path:
-    """Return the first path, on the way to another one, at which the layer does not lie over a directory of the
-    workspace. A change below it counts as a change of this path."""
+    """Return the first directory above a path that the layer does not merge with one of the workspace; the path itself
+    if there is none. A change anywhere in this directory counts as a change of the directory."""
     above, below = overlay.upper, overlay.root
     for part in parts[:-1]:
         above, below = above / part, below / part
@@ -291,7 +294,7 @@ def open_child(place: Place, identifier: str, roots: Sequence[Path]) -> ChildLay
     :raises LayerBusy: another process uses it. :raises RootsChanged: it belongs to other directories.
     :raises OSError: it cannot be created or has too many files. :raises ValueError: its notes are damaged.
     """
-    # the built-in tools refuse paths with links
+    # with links resolved, because the built-in tools refuse paths with links
     directory = Path(os.path.realpath(place.children)) / os.path.basename(identifier)
     if not (directory / "child").exists():
         with suppress(OSError):
@@ -301,7 +304,7 @@ def open_child(place: Place, identifier: str, roots: Sequence[Path]) -> ChildLay
     try:
         child = _read_child(directory, lock, roots)
         _finish_keeping(place, child)
-        child.note()  # a command may have been killed
+        child.note()  # crow may have been killed before it noted the changes of a command
     except BaseException:
         os.close(lock)
         raise
@@ -375,9 +378,9 @@ def _discard_in(path: Path) -> None:
 
 @contextmanager
 def keeping(child: ChildLayer, change_set: str, paths: Sequence[str]) -> Iterator[None]:
-    """Enter while a change set of the layer is moved into the workspace, and then remove from the layer what was moved.
-    If the process is killed meanwhile, the next one that opens the layer does that. If the block fails, the layer stays
-    as it is."""
+    """Return a context in which the caller must move a change set of the layer into the workspace. At its end, the
+    changes at `paths` are removed from the layer. If the process is killed meanwhile, the next one that opens the layer
+    removes them. If the block fails, the layer stays as it is."""
     note = child.directory / "keeping"
     _write_text(note, json.dumps({"change_set": change_set, "paths": list(paths)}))
     try:
@@ -390,7 +393,7 @@ def keeping(child: ChildLayer, change_set: str, paths: Sequence[str]) -> Iterato
 
 
 def _finish_keeping(place: Place, child: ChildLayer) -> None:
-    """Remove from a layer what a killed process has moved into the workspace."""
+    """Remove changes from a layer that a killed process has already moved into the workspace."""
     note = child.directory / "keeping"
     try:
         data = json.loads(note.read_text(encoding="utf-8", errors="surrogateescape"))
@@ -407,7 +410,7 @@ def has_child(place: Place, identifier: str) -> bool:
 
 
 def children(place: Place, *, unused_s: float = 0) -> tuple[str, ...]:
-    """Return the ids of the subagents whose layers were not used for so many seconds, most recently used first."""
+    """Return the ids of the subagents whose layers were not used for `unused_s` seconds, most recently used first."""
     found = []
     with suppress(OSError):
         for path in place.children.iterdir():
@@ -443,7 +446,8 @@ def _size_of(place: Place, identifier: str) -> int:
 
 
 def surplus(place: Place) -> tuple[str, ...]:
-    """Return the ids of subagents whose layers have not been used for a month, or are the oldest of too many."""
+    """Return the ids of subagents whose layers have not been used for a month, or are the oldest ones and must go so
+    that the others take at most `_TOTAL_BYTES`."""
     found, total, now = [], 0, time.time()
     for name in children(place):
         total += _size_of(place, name)

@@ -33,7 +33,8 @@ def plain_mode(path: str, status: os.stat_result) -> os.stat_result:
 
 
 class Cleaner:
-    """Cleans files and directories that a change set will move from a layer into the workspace. No command may run.
+    """Cleans files and directories that a change set will move from a layer into the workspace. No command may be
+    running in the layer.
 
     `on_drop` is called with the path of each socket, device or pipe, relative to the root.
     """
@@ -43,8 +44,8 @@ class Cleaner:
         self._entries = 0
 
     def clean(self, path: str, name: str, above: int) -> None:
-        """Clean a name in an open directory. Files in a directory keep their set-user-id bits: who lists them removes
-        these. :raises TooLargeError: there are too many files, or they are nested too deeply."""
+        """Clean a name in an open directory. Files in a directory keep their set-user-id bits, which the caller removes
+        when it lists the files. :raises TooLargeError: there are too many files, or they are nested too deeply."""
         place = proc_path(above, name)
         strip_xattrs(place)
         status = os.lstat(place)
@@ -81,8 +82,9 @@ class Cleaner:
 
 
 def clean_layer(overlay: Overlay) -> list[str]:
-    """Clean a whole layer that stays. Its kernel's notes stay, too, and its whiteouts, except those that hide nothing.
-    No command may run. Return the absolute paths of the dropped files in the workspace.
+    """Clean an overlay of a layer that commands will use again. The kernel's notes stay, and so do the whiteouts,
+    except those that hide nothing. No command may be running in the layer. Return the absolute paths of the dropped
+    files in the workspace.
 
     :raises TooLargeError: directories are nested too deeply.
     """

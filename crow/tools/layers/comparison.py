@@ -1,13 +1,13 @@
 """Finds what the commands in a layer have changed.
 
-The walk goes through the layer's own directory, `upper`, beside the workspace's one below it. In `upper`, the kernel
-has put an entry for each name that was changed:
+The walk goes through the layer's own directory, `upper`, and in parallel through the workspace's directory. In `upper`,
+the kernel has put an entry for each name that was changed:
 
 - a whiteout, if the name was deleted;
 - a file or link, if it is new, was changed, or was opened for writing;
-- a directory that lies over the workspace's one, if something in it was changed;
-- a directory that does not, if it is new or has replaced another one. Then it is marked `opaque`, or the workspace has
-  no directory there. A directory that was renamed is new at its new path.
+- a directory that is merged with the workspace's one, if something in it was changed;
+- a directory that is not merged, if it is new or has replaced another one. Such a directory is marked `opaque`, or the
+  workspace has no directory there. A directory that was renamed is new at its new path.
 
 Each entry becomes an operation, unless nothing has changed, or somebody else has changed the path meanwhile
 (`conflicts.py`). It is also listed for the user, file by file.
@@ -48,21 +48,22 @@ from crow.tools.layers.states import (
 )
 
 MAX_LISTED = 5_000
-"""At most so many changed files are listed one by one."""
+"""At most this many changed files are listed one by one."""
 _COMPARED_BYTES = 4_000_000
 """Longer files are not compared: a file with new times counts as changed."""
 _MAX_DROPPED = 100
 
 
 def look(layer: Layer, rules: LookRules | None = None, *, is_live: bool = False) -> Changes:
-    """Return the changes in a layer. Unless commands in it still run, also remove what can never be kept from it."""
+    """Return the changes in a layer. Unless commands in the layer still run, also remove files and bits from it that
+    can never be kept: see `cleaning.py`."""
     changes = Changes(layer=layer.id, is_live=is_live)
     for overlay in layer.overlays:
         try:
             _Comparison(layer, overlay, rules or LookRules(), changes).run()
         except TooLargeError as error:
             changes.problem = str(error)
-    if all(map(_changes_only_time, changes.operations)):  # such as of a directory with a file that was removed again
+    if all(map(_changes_only_time, changes.operations)):  # such as after a file was made and removed again
         changes.operations.clear()
     return changes
 
@@ -130,7 +131,8 @@ class _Comparison:
         self._changes.conflicts += self._conflicts.paths
 
     def _directory(self, above: int, below: int, prefix: str, depth: int, *, is_ignored: bool) -> None:
-        """Look at a directory of the layer that lies over one of the workspace. `prefix` is its path with a slash."""
+        """Look at a directory of the layer that is merged with one of the workspace. `prefix` is its path with a slash
+        at the end; empty for the root."""
         check_depth(depth)
         with os.scandir(above) as entries:
             names = sorted(entry.name for entry in entries)
@@ -164,13 +166,14 @@ class _Comparison:
                 return
             is_copy = has_xattr(inner, "origin") and not is_opaque
         if before is None and is_copy and self._conflicts.has_changed_names(entry.below, entry.path):
-            self._conflicts.note(entry.path, is_ignored=entry.is_ignored)  # the directory was removed meanwhile
+            self._conflicts.note(entry.path, is_ignored=entry.is_ignored)  # somebody else has removed the directory
         else:
             self._put(entry)
 
     def _find_removed_again(self, names: Sequence[str], below: int, prefix: str, *, is_ignored: bool) -> None:
-        """Add what commands have removed after it was kept. `names` are those that the layer has in a directory. There
-        is no whiteout for the others, because the workspace did not have them when the layer was mounted."""
+        """Add the removal of files that commands have removed after crow had kept them. The layer has no whiteouts for
+        them, because the workspace did not have them when the layer was mounted. `names` are the names that the layer
+        has in a directory."""
         with os.scandir(below) as entries:
             found = sorted({entry.name for entry in entries}.difference(names))
         for name in found:
@@ -204,7 +207,7 @@ class _Comparison:
         )
 
     def _put(self, entry: _Entry) -> None:
-        """Add what the layer has at a path where it does not lie over a directory of the workspace."""
+        """Add what the layer has at a path, unless that is a directory merged with one of the workspace."""
         kind = kind_of(entry.status.st_mode)
         if kind == "other":
             self._drop(entry.path)
@@ -257,7 +260,7 @@ class _Comparison:
         is_new_file = before is None and stat.S_ISREG(entry.status.st_mode)
         is_late = is_new_file and self._conflicts.has_changed_names(entry.below, path)
         if is_late and has_xattr(proc_path(entry.above, name), "origin"):
-            self._conflicts.note(path, is_ignored=entry.is_ignored)  # the file was removed meanwhile
+            self._conflicts.note(path, is_ignored=entry.is_ignored)  # somebody else has removed the file
             return None
         return state
 
@@ -270,7 +273,7 @@ class _Comparison:
             before.st_mtime_ns,
         ):
             return False
-        # what was kept while the command ran is a copy with the same times
+        # while commands run, equal times suffice: a file that was kept before is a copy with the same times
         return self._changes.is_live or _has_same_content(entry, before)
 
     def _drop(self, path: str) -> None:
@@ -278,8 +281,9 @@ class _Comparison:
             self._changes.dropped.append(f"{self._root}/{path}")
 
     def _meta(self, above: int, below: int, path: str, own: os.stat_result, before: os.stat_result) -> None:
-        """Add what has changed of a directory itself. Its time counts only if something in it has changed. If the mode
-        or the attributes differ and somebody else has changed the directory, too, nobody knows who has set them."""
+        """Add an operation for a directory itself, if its mode, attributes or time differ or something in it has
+        changed. If the mode or attributes differ and somebody else has changed the directory, too, that is a conflict,
+        because it is unknown who has set them."""
         old, new = meta_of(before, xattrs_of(below)), meta_of(own, xattrs_of(above))
         if not path and _has_rights_of(self._overlay.made, new):
             new = replace(new, mode=old.mode, xattrs=old.xattrs)  # no command has changed these
@@ -329,7 +333,8 @@ class _Comparison:
             yield below, status
 
     def _list_deleted(self, path: str, name: str, below: int, is_ignored: bool) -> None:
-        """List what is in an open directory of the workspace as deleted: a file, or all files in a directory."""
+        """List a path of the workspace as deleted: a file, or all files in a directory. `below` is the open directory
+        that contains it."""
         status = os.lstat(name, dir_fd=below)
         if stat.S_ISDIR(status.st_mode):
             with opened(name, below) as inner:

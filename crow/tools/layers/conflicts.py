@@ -1,7 +1,7 @@
 """Finds out whether somebody else has changed the workspace since a layer was opened.
 
-Crow itself changes the workspace, too, while commands in the layer still run: it keeps what they have changed so far,
-and `Layer.kept` says which paths. These are no conflicts.
+While commands in the layer still run, crow itself changes the workspace, too, when it keeps their changes so far.
+`Layer.kept` names the changed paths. These are no conflicts.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Conflicts:
         return f"{self._root}/{path}" if path else self._root
 
     def is_unchanged(self, walked: Walked, path: str) -> bool:
-        """Return whether a walk over the workspace's path has found no later change by somebody else."""
+        """Return whether a walk over a path of the workspace has found no change by somebody else: see
+        `Layer.unchanged_since`."""
         return walked.newest_ns <= self._layer.unchanged_since(self.full(path))
 
     def walked(self, path: str) -> Walked:
-        """Return what a walk over the workspace's path fills in. What crow kept in it while commands ran is no change
-        by somebody else, and neither is the time of a directory around that."""
+        """Return an empty `Walked` for a walk over a path of the workspace. It does not count the files that crow kept
+        there while commands ran, nor the directories around them, as changed by somebody else."""
         full = self.full(path)
 
         def is_own(inner: str, status: os.stat_result) -> bool:
@@ -55,30 +56,32 @@ class Conflicts:
         return Walked(is_own=is_own) if self._around_kept else Walked()
 
     def is_late(self, walked: Walked, path: str, *, is_ignored: bool) -> bool:
-        """Return whether somebody else has changed the workspace's file since the layer was opened, and note it."""
+        """Return whether a walk over a path of the workspace has found a change by somebody else. If so, note this
+        change."""
         if self.is_unchanged(walked, path):
             return False
         self.note(f"{path}/{walked.newest}" if walked.newest else path, is_ignored=is_ignored)
         return True
 
     def has_changed_names(self, below: int, path: str) -> bool:
-        """Return whether somebody else has created or removed files in an open directory of the workspace. Then a copy
-        in the layer whose original is not there was not moved there by a command: its original is gone."""
+        """Return whether somebody else has created or removed files in `below`, the open directory of the workspace
+        that would contain `path`. If so, and the layer has a copy of a file there but the workspace does not have the
+        original, then somebody else has removed the original; otherwise, a command has moved the copy there."""
         full = self.full(path)
         own_ns = max(self._layer.unchanged_since(full), self._kept_in_ns.get(os.path.dirname(full), 0))
         return os.fstat(below).st_ctime_ns > own_ns
 
     def note(self, path: str, *, is_ignored: bool) -> None:
-        """Note that somebody else changed a path. What git ignores can be made again: there the workspace's file stays,
-        and that is no reason to refuse the rest."""
+        """Note that somebody else changed a path. A file that git ignores is no conflict, because it can be made again:
+        the workspace's version stays, and the other changes can still be kept."""
         if is_git_index(path):
             self._late_indexes.append(path)
         elif not is_ignored:
             self.paths.append(self.full(path))
 
     def finish(self, operations: Sequence[Operation]) -> None:
-        """Note git's indexes as conflicts if git has made some of the operations. If not, it has only looked at the
-        files, and written their times to its index."""
+        """Count changed indexes of git as conflicts if the operations also change other files of the same repository.
+        If not, somebody else's git has only looked at files, and noted their times in the index."""
         for index in self._late_indexes:
             folder = index.removesuffix("index")
             own = (each.path for each in operations if each.root == self._root and not each.is_meta)

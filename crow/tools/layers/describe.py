@@ -57,7 +57,7 @@ def _described(changes: Iterable[Change]) -> list[str]:
 
 
 def summary_of(changes: Changes) -> str:
-    """Return what the user reads about the changes, one line for each."""
+    """Return the changes in words for the user: one line for each file, or for each directory with many of them."""
     lines = _described(changes.shown)
     if changes.ignored:
         lines.append(f"{plural(changes.ignored, 'file')} that git ignores ({changes.ignored_bytes / MB:.1f} MB)")

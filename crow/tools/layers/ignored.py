@@ -2,8 +2,8 @@
 
 Git in a hostile repository may run programs, and would read the files of a layer. So crow reads the ignore files
 itself: `.gitignore` in each directory of a repository, and `info/exclude` in the repository's own directory. The user's
-global ignore file is not read. Whether git tracks a file that its rules ignore is not known, so such a file counts as
-ignored.
+global ignore file is not read. Crow does not know whether git tracks a file although its rules ignore it, so such a
+file counts as ignored.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class _Folder:
     """The rules for the names in one directory."""
 
     sources: tuple[tuple[str, tuple[Pattern, ...]], ...] = ()
-    """The patterns of each ignore file that counts here, with the directory to which they are relative. Those that
-    decide over others come first. Empty outside of a repository, and in an ignored directory."""
+    """The patterns of each ignore file that counts here, with the directory to which they are relative. Files that take
+    precedence come first. Empty outside of a repository, and in an ignored directory."""
     is_ignored: bool = False
     """Git ignores the directory, and so everything in it."""
 
     def ignores(self, path: str, is_directory: bool) -> bool:
-        """Return whether the last pattern that matches an absolute path in this directory ignores it."""
+        """Return whether an absolute path in this directory is ignored. In the first ignore file with a pattern that
+        matches, the last such pattern decides."""
         for base, patterns in self.sources:
             relative = path[len(base.rstrip(os.sep)) + 1 :]
             for pattern in reversed(patterns):
@@ -66,7 +67,7 @@ class IgnoreRules:
     _folders: dict[str, _Folder] = field(default_factory=dict)
 
     def ignores(self, path: str, is_directory: bool) -> bool:
-        """Return whether git ignores an absolute path. Git's own directory and what it tracks by default are not
+        """Return whether git ignores an absolute path. Paths in `.git` and paths outside of the roots are not
         ignored."""
         root = next((root for root in self.roots if path.startswith(f"{root.rstrip(os.sep)}/")), None)
         if root is None or "/.git/" in f"{path[len(root.rstrip(os.sep)) :]}/":
@@ -88,8 +89,9 @@ class IgnoreRules:
 
 
 def _rules_of_root(root: str) -> _Folder:
-    """Return the rules in a root. If the repository around a root ignores the root itself, the root is no part of it,
-    as with a repository of the home directory that ignores everything else there: then it has no rules."""
+    """Return the rules in a root. If the repository around a root ignores the root itself, no rules apply, because the
+    root does not belong to that repository: for example, a repository of the home directory may ignore everything but a
+    few files."""
     top, inner = root, list[str]()
     while not (exclude := _exclude_file(top)):
         if _is_end_of_search(top):
@@ -105,7 +107,7 @@ def _rules_of_root(root: str) -> _Folder:
 
 
 def _is_end_of_search(folder: str) -> bool:
-    """Return whether git would not search above a folder for a repository: it stays on one file system."""
+    """Return whether git would not search above a folder for a repository, because git stays on one file system."""
     above = os.path.dirname(folder)
     try:
         return above == folder or os.stat(folder).st_dev != os.stat(above).st_dev
@@ -167,7 +169,8 @@ def _parse_patterns(text: str) -> tuple[Pattern, ...]:
 
 
 def parse_pattern(line: str) -> Pattern | None:
-    """Return the pattern in a line; None for an empty line and for a comment."""
+    """Return the pattern in a line; None for an empty line, for a comment, and for a pattern that is too long or not
+    valid."""
     line = line.rstrip("\r\n")
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
@@ -192,8 +195,8 @@ def parse_pattern(line: str) -> Pattern | None:
 
 
 def _translate(pattern: str) -> str | None:
-    """Return the regular expression for a pattern of git. It takes linear time. None if the pattern is not valid, or
-    has more parts that match any directories than anybody needs."""
+    """Return the regular expression for a pattern of git. The expression matches in linear time. None if the pattern is
+    not valid, or has more than `_MAX_ANY_DIRECTORIES` parts `**`."""
     parts = pattern.split("/")
     if parts.count("**") > _MAX_ANY_DIRECTORIES:
         return None

@@ -1,17 +1,19 @@
-"""Moves changes into the workspace so that all of them arrive or none, and keeps what was there before.
+"""Moves changes into the workspace, either all or none, and keeps the files that they replace.
 
 A change set is a directory:
 
 - `manifest` says what to move. It is written once, before anything moves.
-- An empty file called `prepared`, `applying`, `kept` or `taken back` says how far it is.
-- `before` has the files that were replaced or removed. They are moved there, not copied, where the file system can.
+- An empty file called `prepared`, `applying`, `kept` or `taken back` says how far the change set has got.
+- `before` has the files that were replaced or removed. They are moved there rather than copied, if the file system can
+  do that.
 - `stage` has copies of the new files, if they cannot be moved from where they are.
 
-A process may be killed at any instant. Each step leaves the files so that the next process can see whether the step was
-done. So `recover` can go on from there, or go back.
+A process may be killed at any instant. The files always show which steps were done, so `recover` in the next process
+can complete the change set or take it back.
 
-Files can only be moved within a file system. If the workspace is on another one than crow's data, the files are first
-copied to a directory in the workspace's root, moved from there, and what was replaced is copied away at the end.
+Files can only be moved within a file system. If the workspace and crow's data are on different ones, the new files are
+first copied to a directory in the workspace's root, and moved from there. Replaced files are moved to that directory,
+and copied to `before` at the end.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ from crow.tools.temporary import is_unfinished, ownerless
 
 _KEPT_S = 7 * 86_400
 _NOTED_S = 365 * 86_400
-"""How long it is known that a change set was taken back."""
+"""For this many seconds, crow remembers that a change set was taken back."""
 _CLOCK_NS = 20_000_000
-"""The times of files may be so much behind the clock."""
+"""The times of files may be this many nanoseconds behind the clock."""
 _MAX_FLUSHED = 4
-"""More files than these are written to the disk by one call for the whole file system."""
+"""If more files or directories than this must be flushed to the disk, one call flushes the whole file system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,15 @@ class Recovered:
     id: str
     about: Mapping[str, str]
     is_kept: bool
-    """Whether all files were moved. If not, none are."""
+    """Whether all files were moved. If not, and there is no `problem`, none are."""
     paths: tuple[str, ...]
     problem: str = ""
-    """Why neither was possible."""
+    """Why the change set could be neither completed nor taken back. Empty if one of these was possible."""
 
 
 def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, str] | None = None) -> ChangeSet:
     """Write the change set of a layer to disk. Nothing is moved yet. :raises Conflict: somebody else has changed files
-    that the layer has changed. :raises ValueError: there are too many changes. :raises OSError: it cannot be
+    that the layer has changed. :raises ValueError: the changes have a `problem`. :raises OSError: it cannot be
     written."""
     if changes.problem:
         raise ValueError(changes.problem)
@@ -92,7 +94,7 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
             if operation.source and (changes.is_live or operation.root in elsewhere):
                 base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
                 staged = _stage(operation, base, number, (upper, operation.path))
-                # a running program may have changed the file since the look; then the next look finds it
+                # if a running program has changed the file since the look, leave it to the next look
                 if staged is not None and staged.after.matches(operation.after):
                     operations.append(staged)
             else:
@@ -101,8 +103,8 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
 
 
 def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None = None) -> ChangeSet:
-    """Write to disk the change set that undoes another one. It leaves out what somebody else has changed since, and
-    what cannot be undone: see `skipped`. :raises OSError: it cannot be written."""
+    """Write to disk the change set that undoes another one. Paths that somebody else has changed since, or that cannot
+    be restored, are left out: see `skipped`. :raises OSError: it cannot be written."""
     roots = list(dict.fromkeys(each.root for each in change_set.operations))
     with new_set(place, roots, about) as made, Parents() as parents:
         operations, skipped = [], []
@@ -128,7 +130,8 @@ def invert(place: Place, change_set: ChangeSet, about: Mapping[str, str] | None 
 
 
 def _state_now(done: Operation, parents: Parents) -> State:
-    """Return the state of an operation's path, with a digest if that is needed to recognise what was kept."""
+    """Return the current state of an operation's path. If its other properties differ from those of the file that was
+    kept, the state has a digest, which can still show that the content is the same."""
     try:
         parent, name = parents.open(done.root, done.path)
         now = state_of(name, parent)
@@ -142,7 +145,8 @@ def _state_now(done: Operation, parents: Parents) -> State:
 
 
 def _problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: State) -> str:
-    """Return why an operation cannot be undone, as the rest of a sentence, or an empty string."""
+    """Return why an operation cannot be undone, as the rest of a sentence that begins with the path. Empty if it can be
+    undone."""
     if not now.matches(done.after):
         return "was removed since" if now == ABSENT else "was changed by someone else since"
     if not has_image(done):
@@ -154,7 +158,7 @@ def _problem_of_undo(change_set: ChangeSet, number: int, done: Operation, now: S
 
 
 def _intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path | None:
-    """Return where the file is that an operation replaced, if it is as it was."""
+    """Return the path at which the file that an operation replaced is kept; None if it is gone or has changed."""
     image = change_set.image(number)
     for path in (image, image.with_suffix(".copy")):
         with directory_of(path) as parent:
@@ -166,10 +170,11 @@ def _intact_image(change_set: ChangeSet, number: int, done: Operation) -> Path |
 def _stage(
     operation: Operation, base: str, number: int, source: tuple[str, str], *, is_kept: bool = False
 ) -> Operation | None:
-    """Copy the new content of an operation to where it can be moved from. None if there is nothing to copy any more.
+    """Copy the new content of an operation to the directory `stage` in `base`, from which it can be moved. Return the
+    operation with the copy as its source; None if there is nothing to copy any more.
 
-    `source` is a directory and a path below it, whose links are not followed: a program that still runs may put them
-    there. `is_kept` means that the source is a file of another change set, which nobody changes.
+    `source` is a directory and a path below it. Links in this path are not followed, because a program that still runs
+    may have put them there. With `is_kept`, the source is in another change set, where nobody changes it.
     """
     folder, name = Path(base, "stage"), str(number)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -179,7 +184,8 @@ def _stage(
             status = os.lstat(own, dir_fd=parent)
             is_linked = is_kept and stat.S_ISREG(status.st_mode) and status.st_nlink > 1
             if is_linked and mount_of(source[0]) == mount_of(folder):
-                # the file has another name in the workspace, so an undo makes both names one file again
+                # the file has a hard link in the workspace; if it is linked here, too, both are one file again after
+                # the undo
                 os.link(own, name, src_dir_fd=parent, dst_dir_fd=target, follow_symlinks=False)
             elif not Copier().copy(own, parent, name, target):
                 return None
@@ -197,8 +203,8 @@ def _stage(
 def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
     """Move the files of a change set into the workspace. If commands still run in its layer, `layer` is that layer.
 
-    :raises Conflict: a file has changed since. Nothing has changed then.
-    :raises OSError: a file cannot be moved. Nothing has changed then.
+    :raises Conflict: somebody else has changed one of the files. The workspace stays as it was.
+    :raises OSError: a file cannot be moved. Those that were moved before are moved back.
     """
     try:
         with Parents() as parents:
@@ -209,7 +215,8 @@ def apply(change_set: ChangeSet, layer: Layer | None = None) -> None:
         _sync_sources(change_set)
         write_state(change_set.directory, "applying")
         if any(base != str(change_set.directory) for base in change_set.bases.values()):
-            _flush(change_set.directory)  # the workspace has a journal of its own
+            # the workspace's file system has its own journal, so this state must be on the disk before files move
+            _flush(change_set.directory)
         try:
             _keep_all(change_set)
         except (Conflict, OSError):
@@ -239,8 +246,8 @@ def _is_as_expected(operation: Operation, parents: Parents) -> bool:
 
 
 def _keep_all(change_set: ChangeSet) -> None:
-    """Do those operations that have not been done yet, copy what they replaced to where it stays, and record that the
-    changes are kept."""
+    """Do the operations that have not been done yet, copy replaced files that are not safe where they are, and record
+    that the changes are kept."""
     with Movers() as movers:
         for number, operation in enumerate(change_set.operations):
             if not operation.is_meta:
@@ -260,8 +267,8 @@ def _keep_all(change_set: ChangeSet) -> None:
 
 
 def _clean_up(change_set: ChangeSet) -> None:
-    """Remove what a kept change set does not need any more. If that fails, or the process is killed, the file `bases`
-    is still there, and the next process does it."""
+    """Remove what a kept change set does not need any more. If this fails or the process is killed, the file `bases`
+    stays there. It tells the next process to clean up."""
     with suppress(OSError):
         _flush(change_set.directory)
         for number, operation in enumerate(change_set.operations):
@@ -274,7 +281,7 @@ def _clean_up(change_set: ChangeSet) -> None:
 
 
 def _place_copy(source: Path, to: Path) -> None:
-    """Copy a file or a tree to a place where there may be an unfinished copy."""
+    """Copy a file or a tree to the path `to`. A copy that was left there before is replaced."""
     new = to.with_name(f"{to.name}.new")
     if os.path.lexists(new):
         discard(new)
@@ -286,7 +293,7 @@ def _place_copy(source: Path, to: Path) -> None:
 
 
 def _take_back(change_set: ChangeSet) -> None:
-    """Undo those operations that have been done, newest first. :raises OSError: an operation cannot be undone."""
+    """Undo the operations that have been done, the last one first. :raises OSError: an operation cannot be undone."""
     with Movers() as movers:
         for number, operation in reversed([*enumerate(change_set.operations)]):
             if not operation.is_meta:
@@ -297,13 +304,14 @@ def _take_back(change_set: ChangeSet) -> None:
 
 
 def _abandon(change_set: ChangeSet) -> None:
-    """Remove a change set from which nothing was moved."""
+    """Remove a change set that has moved nothing, or has moved everything back."""
     remove_bases(change_set.bases, change_set.directory)
     empty(change_set.directory)
 
 
 def empty(directory: Path) -> None:
-    """Remove what is in a change set, but leave the note that it was taken back: the log may name it already."""
+    """Remove everything in a change set but the note that it was taken back. The note is needed because the log may
+    name the change set already."""
     write_state(directory, "taken back")
     for path in directory.iterdir():
         if path.name != "taken back":
@@ -323,7 +331,7 @@ def _apply_metas(change_set: ChangeSet, *, is_back: bool) -> None:
             try:
                 if operation.is_meta:
                     apply_meta(handle, state)
-                elif stat.S_IMODE(os.fstat(handle).st_mode) != state.mode:  # killed while it was made movable
+                elif stat.S_IMODE(os.fstat(handle).st_mode) != state.mode:  # made writable to be moved, before a kill
                     os.fchmod(handle, state.mode)
             finally:
                 os.close(handle)
@@ -380,8 +388,8 @@ def _sync(change_set: ChangeSet) -> None:
 
 
 def recover(place: Place) -> tuple[Recovered, ...]:
-    """Complete the change sets whose process was killed while it moved files, or else take them back. Remove layers
-    and change sets that nobody needs. Return the change sets that were completed or taken back."""
+    """Complete the change sets whose process was killed while it moved files, or else take them back. Remove layers and
+    change sets that nobody needs. Return the change sets that were completed, were taken back, or have a `problem`."""
     found = []
     needed: list[str] = []
     for directory in _listed(place.changes):
@@ -409,7 +417,7 @@ def recover(place: Place) -> tuple[Recovered, ...]:
                     _clean_up(read_set(directory))
             else:
                 _remove_unused(directory)
-    # after the change sets, whose new files may still be there
+    # these come last, because the new files of the change sets may still have been in them
     for directory in (*_listed(place.layers), *_listed(place.snapshots)):
         with ownerless(directory) as is_free:
             if is_free and not any(source.startswith(f"{directory}{os.sep}") for source in needed):
@@ -427,8 +435,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_young(directory: Path) -> bool:
-    """Return whether the note about a change set that was taken back may still be needed. Nothing else is there, unless
-    a process was killed meanwhile."""
+    """Return whether to leave a change set that was taken back as it is: the note is all that it has, and may still be
+    needed."""
     with suppress(OSError):
         return os.listdir(directory) == ["taken back"] and directory.stat().st_mtime > time.time() - _NOTED_S
     return False

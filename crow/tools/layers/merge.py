@@ -42,7 +42,7 @@ class Merge:
 
 
 def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bool = True) -> Merge:
-    """Return what can be kept of a layer now. No command may run in it. This call blocks."""
+    """Return what can be kept of a layer now. No command may be running in it. This call blocks."""
     try:
         dropped = [path for overlay in child.layer.overlays for path in clean_layer(overlay)]
         child.note()
@@ -56,7 +56,7 @@ def merge(child: ChildLayer, rules: LookRules | None = None, *, merges_texts: bo
     if folder.exists():
         discard(folder)
     operations, conflicts, merged = [], [], []
-    is_done = False  # the workspace already has some of the changes
+    is_done = False  # whether some of the changes need not be kept
     for operation in changes.operations:
         made = operation if operation.is_meta else _decide(child, operation, folder, merges_texts=merges_texts)
         match made:
@@ -119,7 +119,8 @@ def _merged_mode(base: int, theirs: int, own: int) -> int | None:
 
 
 def _write_merged(child: ChildLayer, operation: Operation, folder: Path, content: bytes, mode: int) -> Operation:
-    """Write a merged file where a change set finds it: at the same path below a directory for each root."""
+    """Write a merged file where `prepare` finds it: below `folder` in a directory for its root, at its path in this
+    root."""
     number = [str(overlay.root) for overlay in child.layer.overlays].index(operation.root)
     place = folder / str(number) / operation.path
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,7 +132,8 @@ def _write_merged(child: ChildLayer, operation: Operation, folder: Path, content
 
 
 def _with_own_meta(child: ChildLayer, operation: Operation) -> Operation:
-    """Return the operation on a directory itself, with only what the subagent has changed of it."""
+    """Return an operation on a directory itself. It changes the mode and attributes only if the subagent has changed
+    them."""
     base = child.metas.get(operation.name)
     if base is None or (base.mode, base.xattrs) == (operation.after.mode, operation.after.xattrs):
         before = operation.before
@@ -147,7 +149,7 @@ def _changed_metas(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _listed(changes: Sequence[Change], kept: dict[str, Operation]) -> Iterator[Change]:
-    """Yield those changes that are in kept operations, with their new content where it was merged."""
+    """Yield the changes that belong to the operations in `kept`. A merged file has the merged content as its source."""
     for change in changes:
         path = change.path
         while path not in kept and os.path.dirname(path) != path:

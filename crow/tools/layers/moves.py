@@ -33,7 +33,7 @@ class Conflict(Exception):
 
 
 def image_path(change_set: ChangeSet, number: int, operation: Operation) -> str:
-    """Return where the file that an operation replaces is moved."""
+    """Return the path to which the file that an operation replaces is moved."""
     return f"{change_set.bases[operation.root]}/before/{number}"
 
 
@@ -58,7 +58,7 @@ class Mover:
         return Conflict([self.operation.name])
 
     def source_inode(self) -> int:
-        """Return the inode of what is now at the new file's first path; 0 if nothing is there."""
+        """Return the inode of the file that is now at the new file's original path; 0 if there is none."""
         status = status_of(self.source_name, self.source_parent)
         return 0 if status is None else status.st_ino
 
@@ -81,7 +81,7 @@ class Mover:
 
     def exchange(self) -> None:
         """Swap the file in the workspace and the new one atomically."""
-        # this also takes a swap back, so either file may be at either path
+        # this is also called to swap the files back, so either of them may be at either path
         each = self.operation.after if self.operation.after.kind == "directory" else self.operation.before
         with _movable(each, self.source_name, self.source_parent), _movable(each, self.name, self.parent):
             renameat2(self.source_name, self.source_parent, self.name, self.parent, EXCHANGE)
@@ -122,7 +122,7 @@ class Movers:
         self._sources.close()
 
     def mover(self, change_set: ChangeSet, number: int) -> Mover:
-        """Return what moves the files of an operation. :raises OSError: one of its directories is gone."""
+        """Return the mover of an operation. :raises OSError: one of its directories is gone."""
         operation = change_set.operations[number]
         parent, name = self._parents.open(operation.root, operation.path)
         image = image_path(change_set, number, operation)
@@ -134,7 +134,7 @@ class Movers:
 
 
 def move(mover: Mover) -> None:
-    """Do one operation, as far as it has not been done.
+    """Do one operation, or the rest of it if a killed process has begun it.
 
     :raises Conflict: the path is not in the state that was expected.
     """
@@ -190,7 +190,7 @@ def move_back(mover: Mover) -> None:
 
 
 def _is_top_expected(expected: State, status: os.stat_result | None) -> bool:
-    """Return whether a path itself is as expected. What is in a directory does not count."""
+    """Return whether a path is as expected, judged without the content of a file or directory."""
     if status is None or expected == ABSENT:
         return (status is None) == (expected == ABSENT)
     if stat.S_IMODE(status.st_mode) != expected.mode:
@@ -202,8 +202,9 @@ def _is_top_expected(expected: State, status: os.stat_result | None) -> bool:
 
 @contextmanager
 def _movable(state: State, name: str, parent: int) -> Iterator[None]:
-    """Let the owner of a directory write to it for the time of the block, because the kernel moves no other directory.
-    Do nothing if `state`, which is the state expected at the path, is not that of a directory."""
+    """Let the owner of a directory write to it until the block ends, because the kernel refuses to move a directory
+    that its owner cannot write to. Do nothing if `state`, the state expected at the path, is not that of a
+    directory."""
     if state.kind != "directory":
         yield
         return
@@ -224,8 +225,8 @@ def _movable(state: State, name: str, parent: int) -> Iterator[None]:
 
 class Parents:
     """Opens the directories of operations, without following links. The directory that was opened last stays open, for
-    the next operation in it. With `changes`, its owner may change it meanwhile, even if commands have made it
-    read-only."""
+    the next operation in it. With `changes`, the owner of this directory can write to it while it is open, even if
+    commands have made it read-only."""
 
     def __init__(self, *, changes: bool = False) -> None:
         self._changes = changes

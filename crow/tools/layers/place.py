@@ -40,7 +40,7 @@ class Kept:
     copied_ns: int
     """When the copy of the layer's version began."""
     moved_ns: int
-    """When the workspace had this version."""
+    """When this version was in the workspace."""
     is_removed: bool
     """The path was removed from the workspace."""
 
@@ -53,25 +53,26 @@ class Layer:
     directory: Path
     overlays: tuple[Overlay, ...]
     since_ns: int
-    """When the layer was opened, in ns since the epoch. If a file of the workspace was changed later, and in the layer,
-    too, that is a conflict."""
+    """When the layer was opened, in ns since the epoch. A file that was changed in the layer, and later than this in
+    the workspace, is a conflict."""
     lock: int
     """An open file. Its lock says that a living process owns the layer."""
     kept: dict[str, Kept] = field(default_factory=dict)
-    """The absolute paths that were changed in the workspace while commands in the layer still ran."""
+    """How crow has kept changed paths while commands in the layer still ran, by absolute path."""
 
     def unchanged_since(self, path: str) -> int:
-        """Return the time, in ns since the epoch, after which a change of the workspace's file at an absolute path is
-        somebody else's: when the layer was opened, or when crow last moved this file into the workspace."""
+        """Return when the layer was opened, or when crow last moved an absolute path into the workspace if that was
+        later, in ns since the epoch. If the workspace's file has changed after this time, somebody else has changed
+        it."""
         return max([self.since_ns, *(kept.moved_ns for kept in self._kept_around(path))])
 
     def copied_since(self, path: str) -> int:
-        """Return when the last copy of an absolute path for the workspace began, in ns since the epoch; 0 if it was
-        never kept."""
+        """Return when crow last began to copy an absolute path from the layer to keep it, in ns since the epoch; 0 if
+        it never did."""
         return max((kept.copied_ns for kept in self._kept_around(path)), default=0)
 
     def _kept_around(self, path: str) -> Iterator[Kept]:
-        """Yield what was kept of a path and of the directories around it."""
+        """Yield how a path and the directories around it were kept, if they were."""
         while path not in ("", os.sep) and self.kept:
             if path in self.kept:
                 yield self.kept[path]
@@ -182,8 +183,9 @@ class Place:
 
 
 def make_upper(upper: Path, root: Path) -> State:
-    """Make the directory whose owner, mode, time and attributes the root has in the layer. Return its state: not every
-    file system can store the attributes of the root."""
+    """Make the directory of a layer over a root, with the owner, mode, time and attributes of the root, because
+    commands in the layer see those of this directory. Return its state, which may lack attributes that the file system
+    cannot store."""
     upper.mkdir()
     status = root.stat()
     with suppress(OSError):

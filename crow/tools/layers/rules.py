@@ -1,6 +1,7 @@
 """Decides which files in a layer are protected.
 
-Ordinary git commands change many files in `.git`, such as objects and refs. These are not protected here.
+In `.git`, objects, refs and most other files are not protected, because ordinary git commands change them. Only the
+files that can make git run programs or read settings from elsewhere are: see `_is_git_protected`.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ from crow.tools.protection import FOLDED_SECRET_PLACES, ProtectedPaths, folded_h
 
 _GIT_FOLDERS = frozenset({".git", "git~1"})
 _GIT_PROTECTED = frozenset({"config", "config.worktree", "commondir", "gitdir", "hooks", "remotes", "branches"})
-"""Names in a repository's own directory that make git run programs, or read settings elsewhere."""
+"""Files and folders in a repository's own directory, usually `.git`, that make git run programs, or read settings from
+elsewhere."""
 _GIT_DATA = frozenset({"objects", "refs", "logs"})
 _INNER = frozenset({"modules", "worktrees"})
-"""Folders in a repository's own directory with the directories of submodules and linked worktrees."""
+"""Folders in a repository's own directory that contain the git directories of submodules and of linked worktrees."""
 _SECRETS = re.compile("|".join(f"/{re.escape(place)}/" for place in FOLDED_SECRET_PLACES))
 _FILE_BYTES = 1_000_000
 _MAX_RECURSION = 100
-"""In deeper folders each file is checked in full, because the check of a folder would call itself too often."""
+"""In folders nested deeper than this, each file is checked in full: to check the folder first takes one recursive call
+for each folder above it."""
 
 
 def rules_for(
     layer: Layer, protected: ProtectedPaths, names: ProtectedNames, never: Sequence[str], programs: Sequence[Path]
 ) -> LookRules:
-    """Return what the user's settings say about the files in a layer. `never` are prefixes of crow's own paths in lower
-    case. `programs` are the directories from which crow runs."""
+    """Return the rules that say which files in a layer are protected, and which ones git ignores. `never` has the paths
+    that no tool may change, case-folded, as prefixes. `programs` are the directories from which crow runs."""
     roots = [str(overlay.root) for overlay in layer.overlays]
     named = protected.git.named(protected.git.around(f"{roots[0]}/x", protected.roots))
     run_by_git = (place for place in named if not contains_any(place, protected.roots))
@@ -51,8 +54,9 @@ def rules_for(
 
     @lru_cache(maxsize=64)
     def folded(folder: str) -> tuple[tuple[str, ...], bool]:
-        """Return the parts of a folder, folded, and whether a file in it is protected by its name alone: neither the
-        folder nor one around it is protected or belongs to git."""
+        """Return the parts of a folder's path, folded by `fold_name`, and whether a file in the folder can be protected
+        only because of its own name. This is so if neither the folder nor one above it is protected or belongs to
+        git."""
         parts = tuple(map(fold_name, Path(folder).parts))
         if len(parts) > _MAX_RECURSION or folder == os.sep or not special.isdisjoint(parts):
             return parts, False
@@ -84,14 +88,15 @@ def rules_for(
 
 
 def _is_git_protected(parts: Sequence[str], path: str, layer: Layer) -> bool:
-    """Return whether a file in a repository's own directory is protected. `parts` are those of its path below this
-    directory, folded by `fold_name`."""
+    """Return whether a file in a repository's own directory is protected. `parts` are the parts of the file's path
+    below that directory, folded by `fold_name`."""
     if not parts:
-        return True  # a file or a link that stands for the directory
+        return True  # the directory itself, or a file or link in its place
     end = next((number for number, part in enumerate(parts) if part in _GIT_DATA), len(parts))
     if parts[0] in _INNER:
-        # The repository in it may have any name, such as `objects`. A command can make a file `HEAD` in any folder on
-        # the way, so a path is protected if it would be for one of these folders.
+        # The directory of a submodule or worktree may have any name, even `objects`. It is recognised by its file
+        # `HEAD`, but a command can create this file in any folder above the path. So each folder with a `HEAD` is
+        # tried, and the path is protected if it would be for one of them.
         names = Path(path).parts
         before = len(names) - len(parts)
         tops = [at for at in range(2, len(parts)) if layer.locate(Path(*names[: before + at], "HEAD")) is not None]

@@ -111,7 +111,7 @@ class Layers:
         return await anyio.to_thread.run_sync(prepare, self._place, layer, changes, about)
 
     async def apply(self, change_set: ChangeSet, layer: Layer | None = None) -> None:
-        """Move the files of a change set into the workspace. A cancellation waits until that has ended. See
+        """Move the files of a change set into the workspace. A cancellation takes effect only afterwards. See
         :func:`crow.tools.layers.apply`."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(apply, change_set, layer)
@@ -158,7 +158,8 @@ class Layers:
 
     async def prune_children(self, is_needed: Callable[[str], Awaitable[bool]]) -> None:
         """Remove the layers of subagents that have not been used for a week and are not needed any more; `is_needed`
-        takes the subagent's id. Also remove those that have not been used for a month or take too much space."""
+        takes the subagent's id. Also remove those that have not been used for a month, and the oldest ones if all
+        together take too much space."""
         too_many = await anyio.to_thread.run_sync(surplus, self._place)
         old = await anyio.to_thread.run_sync(partial(children, self._place, unused_s=UNNEEDED_S))
         for identifier in dict.fromkeys((*too_many, *old)):

@@ -28,20 +28,21 @@ _STAGING = ".crow-keep-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSet:
-    """A prepared change of the workspace, with everything that undoes it."""
+    """A change of the workspace that was at least prepared, with everything that is needed to undo it."""
 
     id: str
     directory: Path
     operations: tuple[Operation, ...]
     bases: Mapping[str, str]
-    """For each root, the directory in its file system from which and into which files are moved."""
+    """For each root, a directory in the root's file system. New files are moved from there into the root, and replaced
+    files from the root to there."""
     about: Mapping[str, str] = field(default_factory=dict)
     """What the caller wants to find again, such as the id of the call."""
     lock: int = field(default=-1, compare=False)
     """An open file. Its lock says that a living process is about to apply the change set."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Only of a set that :func:`crow.tools.layers.invert` has just made: absolute paths that it leaves as they are,
-    each with the reason, as the rest of a sentence."""
+    """The absolute paths that an undo leaves as they are, each with the reason, as the rest of a sentence. Only set by
+    :func:`crow.tools.layers.invert`: `read_set` does not restore it."""
 
     @property
     def without_image(self) -> tuple[Operation, ...]:
@@ -49,12 +50,12 @@ class ChangeSet:
         return tuple(each for each in self.operations if not has_image(each))
 
     def image(self, number: int) -> Path:
-        """Return where the file is that an operation has replaced."""
+        """Return the path at which the file that an operation replaces is kept."""
         return self.directory / "before" / str(number)
 
 
 def has_image(operation: Operation) -> bool:
-    """Return whether what an operation replaces or removes is kept for an undo."""
+    """Return whether the file or directory that an operation replaces or removes is kept for an undo."""
     return not (operation.is_ignored and operation.before.size > IMAGE_BYTES)
 
 
@@ -69,7 +70,7 @@ def new_set(place: Place, roots: Sequence[str], about: Mapping[str, str] | None)
         for root in roots:
             is_here = mount_of(root) == own
             bases[root] = str(directory) if is_here else os.path.join(root, f"{_STAGING}{directory.name}")
-        # written first, so that these directories are found after a kill
+        # written before the directories in the roots are made, so that they are found after a kill
         (directory / "bases").write_text(json.dumps(bases), encoding="utf-8", errors="surrogateescape")
         for root, base in bases.items():
             if base != str(directory):
@@ -199,8 +200,8 @@ def read_state_of(data: list[Any] | None) -> State:
 
 
 def find_set(place: Place, identifier: str) -> ChangeSet | None:
-    """Return a change set that was kept; None if it is not on this machine any more. It has no operations if it was
-    taken back, so that nothing has to be undone."""
+    """Return a change set by its id; None if it was not kept, or is no longer on this machine. If it was taken back, it
+    has no operations, so there is nothing to undo."""
     directory = place.changes / os.path.basename(identifier)
     try:
         match read_state(directory) if identifier else "":
@@ -215,8 +216,8 @@ def find_set(place: Place, identifier: str) -> ChangeSet | None:
 
 
 def write_state(directory: Path, state: SetState) -> None:
-    """Record the state of a change set, which is the name of a file. The file system's journal keeps the order of
-    changes of names, so this needs no flush of its own."""
+    """Record the state of a change set as the name of a file. No flush is needed, because the file system's journal
+    keeps renames in order."""
     old = read_state(directory)
     if old:
         (directory / old).rename(directory / state)
@@ -230,7 +231,7 @@ def read_state(directory: Path) -> SetState | Literal[""]:
 
 
 def remove_bases(bases: Mapping[str, str], directory: Path) -> None:
-    """Remove the directories of a change set in workspaces."""
+    """Remove the directories that a change set has made in workspaces."""
     for root, base in bases.items():
         if base != str(directory):
             with suppress(FileNotFoundError), _same_time(root):

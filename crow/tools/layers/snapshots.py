@@ -1,8 +1,8 @@
-"""Makes what commands without a layer change undoable, as far as that is cheap.
+"""Makes the changes of commands that run without a layer undoable, as far as that is cheap.
 
-Before such a command, crow lists the files of the workspace and copies the small ones. Afterwards, what has changed is
-stored as a change set, as if it had come from a layer. Files that git ignores, large files and git's objects are left
-out. What others change while the command runs cannot be told from what the command changes.
+Before such a command, crow lists the files of the workspace and copies the small ones. Afterwards, it stores the
+changes as a change set, as if they had come from a layer. Files that git ignores, large files and git's objects are
+left out. If somebody else changes files while the command runs, crow cannot tell these changes from the command's own.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from crow.tools.layers.states import (
 
 MAX_FILES = 10_000
 _MAX_BYTES = 64_000_000
-"""At most so many bytes are copied."""
+"""All copies together have at most this many bytes."""
 FILE_BYTES = 2_000_000
 """Larger files are not copied."""
 _GIT_SKIPPED = frozenset({"objects", "lfs", "modules", "annex", "hooks"})
-"""What is left out of a repository's own directory."""
+"""Folders in a repository's own directory that are left out."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class _Node:
 
     @property
     def mark(self) -> tuple[int, int, int, str]:
-        """Facts about a file that differ after a change of it."""
+        """Properties of a file. If they are all the same as before, the file counts as unchanged."""
         return (self.status.st_mode, self.status.st_size, self.status.st_mtime_ns, self.target)
 
     @property
@@ -92,8 +92,8 @@ class Snapshot:
         os.close(self._lock)
 
     def changes(self, about: Mapping[str, str]) -> ChangeSet | None:
-        """Return what has changed since, as a change set that is stored but counts only after :func:`confirm`; None if
-        nothing has changed.
+        """Return the changes since the snapshot, as a change set that is stored but counts only after :func:`confirm`;
+        None if nothing has changed.
 
         :raises TooLargeError: there are too many files now. :raises OSError: it cannot be stored.
         """
@@ -197,7 +197,8 @@ class Snapshot:
         return Operation(root=root, path=path, before=before, after=after)
 
     def _put(self, node: _Node, image: Path, name: str) -> None:
-        """Put what was at a path where the change set keeps it."""
+        """Put the copy of what was at a path at `image`, where the change set keeps it. Files without a copy are added
+        to `lost`."""
         if node.is_closed:
             self.lost.append(name)
         elif node.is_directory:

@@ -1,7 +1,7 @@
 """The state of a path, and system calls that copy and move files without losing any.
 
-Everything here works on names in an open directory, so that nobody can redirect a path by swapping a directory for a
-link.
+Most functions take a name in an open directory instead of a path, so that nobody can redirect them by swapping a
+directory for a link.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if sys.platform != "win32":
 Kind: TypeAlias = Literal["absent", "file", "directory", "link", "other"]
 
 MAX_DEPTH = 200
-"""Directories that are nested more deeply are not looked at."""
+"""A tree whose directories are nested more deeply is refused: see :class:`TooLargeError`."""
 MAX_ENTRIES = 1_000_000
 OWN_XATTRS = "user.overlay."
 """The kernel keeps its own notes about an overlay in extended attributes with this prefix."""
 _LABELS = tuple(f"security.{name}" for name in ("selinux", "SMACK64", "apparmor", "ima", "evm"))
-"""Prefixes of the attributes that the kernel sets itself, some of them depending on the directory of a file. Others of
-`security.`, such as the capabilities of a program, are a user's."""
+"""Prefixes of the attributes that the kernel sets itself, some of them depending on the directory of a file. Other
+attributes that begin with `security.`, such as a program's capabilities, are set by users."""
 OPEN_DIRECTORY = sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 _COPY_BYTES = 1 << 24
 _FICLONE = 0x40049409
@@ -56,7 +56,7 @@ class State:
     mode: int = 0
     """The permissions."""
     size: int = 0
-    """The length of a file, or the bytes of all files in a tree."""
+    """The length of a file, or the bytes that all files in a tree take on the disk."""
     mtime_ns: int = 0
     uid: int = 0
     gid: int = 0
@@ -72,8 +72,9 @@ class State:
     """The sha256 (hex) of a file's content, if it was read."""
 
     def matches(self, other: State) -> bool:
-        """Return whether two states are those of the same file, judged without its content. The times of directories do
-        not count, because they change with every new file in the directory."""
+        """Return whether two states are those of the same file. Two files are the same if their modes and sizes are
+        equal, and their times or digests, too. The times of directories do not count, because they change with every
+        new file in the directory."""
         if self.kind != other.kind or self.tree != other.tree or self.target != other.target:
             return False
         if self.kind != "file":
@@ -99,7 +100,7 @@ class Walked:
     size: int = 0
     """In bytes on the disk."""
     is_own: Callable[[str, os.stat_result], bool] = lambda _path, _status: False
-    """Returns whether crow itself made the last change of a path, so that it does not count."""
+    """Returns whether crow itself made the last change of a path. Such a change does not count."""
 
 
 def kind_of(mode: int) -> Kind:
@@ -156,7 +157,8 @@ def state_with(status: os.stat_result, name: str, directory: int, *, walked: Wal
 
 
 class Fingerprint:
-    """A digest of the names, kinds, modes, sizes and times in a tree. Sizes of sparse files do not count."""
+    """A digest of the names, kinds, modes, sizes and times in a tree. Of directories, only the names and modes
+    count."""
 
     def __init__(self, walked: Walked) -> None:
         self.walked = walked
@@ -225,8 +227,8 @@ def walk(directory: int, prefix: str = "", depth: int = 0) -> Iterator[tuple[str
 
 @contextmanager
 def opened(name: str, directory: int) -> Iterator[int]:
-    """Open a directory in an open directory. In the block, its owner may read it whatever its mode is, so `fstat` may
-    give another mode there."""
+    """Open a directory in an open directory. In the block, the owner of the opened directory may read it whatever its
+    mode was, so `fstat` may show another mode."""
     handle = open_directory(name, directory)
     try:
         with _granted(handle, 0o500):
@@ -259,7 +261,7 @@ def changeable(directory: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _granted(directory: int, rights: int) -> Iterator[None]:
-    """Give the owner of an open directory rights, which are bits of its mode, for the time of the block."""
+    """Add `rights`, which are bits of a mode, to an open directory of this user until the block ends."""
     status = os.fstat(directory)
     mode = stat.S_IMODE(status.st_mode)
     if mode & rights == rights or status.st_uid != os.geteuid():
@@ -278,8 +280,8 @@ def proc_path(directory: int, name: str = "") -> str:
 
 
 def xattrs_of(handle: int | str) -> tuple[tuple[str, str], ...]:
-    """Return the names and values (hex) of a file's extended attributes, without those of `_LABELS`. `handle` may
-    be a path, whose last link is not followed."""
+    """Return the names and values (hex) of a file's extended attributes, without those that the kernel sets: see
+    `OWN_XATTRS` and `_LABELS`. `handle` may be a path, whose last link is not followed."""
     with suppress(OSError):
         follow = isinstance(handle, int)
         names = os.listxattr(handle) if follow else os.listxattr(handle, follow_symlinks=False)
@@ -473,8 +475,8 @@ def digest_of(name: str, directory: int) -> str:
 
 
 def same_content(one: int, own: str, other: int, theirs: str, limit: int) -> bool:
-    """Return whether two regular files of the same size have the same bytes. Longer files than `limit` count as
-    different."""
+    """Return whether two regular files of the same size have the same bytes. Files with more than `limit` bytes count
+    as different."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(own, flags, dir_fd=one), "rb") as left, open(os.open(theirs, flags, dir_fd=other), "rb") as right:
         if os.fstat(left.fileno()).st_size > limit:
@@ -483,8 +485,8 @@ def same_content(one: int, own: str, other: int, theirs: str, limit: int) -> boo
 
 
 def mount_of(path: str | Path) -> tuple[int, int]:
-    """Return the numbers of a directory's device and mount. Files can be renamed between two directories if both are
-    the same: the kernel refuses it between two mounts of one device."""
+    """Return the numbers of a directory's device and mount. Files can be moved between two directories only if both
+    numbers are equal: the kernel refuses moves even between two mounts of one device."""
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{handle}", "rb") as file:
@@ -514,7 +516,7 @@ def renameat2(name: str, source: int, to: str, target: int, flags: int) -> None:
 
 
 def sync_file_system(handle: int) -> None:
-    """Write everything that waits for the file system of an open file to the disk."""
+    """Flush the file system of an open file to the disk."""
     if _libc().syncfs(handle) != 0:
         number = _last_error()
         raise OSError(number, os.strerror(number))

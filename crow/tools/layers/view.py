@@ -1,7 +1,7 @@
 """The files of a workspace as the commands in a layer see them, for crow's own process.
 
-A path is looked up in the layer first, and then below it, each time anew. So what others change in the workspace is
-seen at once, except in files that the layer has changed. No command may run in the layer while it is written.
+Each access looks a path up in the layer first, and then in the workspace. So changes by others in the workspace are
+seen at once, except in files that the layer has changed. No command may run in the layer while crow writes to it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class View:
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._read: dict[Path, int] = {}
-        """For each file that was read: when the workspace's version had been changed last (in ns), at the time of the
-        read. 0 if the content was not the workspace's, or there was no file."""
+        """For each file that was read, the time of the last change of the workspace's version (ctime, in ns), as it was
+        when the file was read. 0 if the layer's version was read, or there was no file."""
 
     def resolve(self, path: Path) -> Path:
         """Return an absolute path with its links resolved, as a command in the layer would. The file need not exist.
@@ -85,11 +85,11 @@ class View:
         self._read[path] = _changed_ns(path) if self._is_below(path) else 0
 
     def prepare_write(self, path: Path) -> tuple[Path, int | None]:
-        """Make the directories of the layer's version of a file. Return the path of this version, and the mode of the
-        workspace's file, which a new file gets; None if there is no such file.
+        """Make the directories for the layer's version of a file. Return the path of this version, and the mode that it
+        must get if it replaces the workspace's version; None if it does not.
 
-        :raises OSError: the workspace's file was changed since it was read, a directory is not there, or it cannot be
-            made.
+        :raises OSError: somebody else has changed the workspace's file since it was read, the path is a directory or is
+            outside the workspace, or a directory cannot be made.
         """
         overlay, parts = self._split(path)
         mode = None
@@ -137,7 +137,7 @@ def _changed_ns(path: Path) -> int:
 
 
 def _shows_below(overlay: Overlay, parts: Sequence[str]) -> bool:
-    """Return whether the tree below a layer has something at a path that the layer does not hide by its directories."""
+    """Return whether the tree below a layer has something at a path, and no directory of the layer hides it."""
     above = overlay.upper
     for part in parts[:-1]:
         above /= part

@@ -1,9 +1,9 @@
 """Logs in to MCP servers with OAuth, and keeps the logins valid.
 
 The SDK's `OAuthClientProvider` decides which requests to send, for discovery, registration, PKCE, refresh and wider
-scopes. It yields these requests, and crow sends them through `LoginClient`. The requests must not carry the headers of
-the MCP server, and must not go to arbitrary addresses. While the user logs in, they must not delay other calls to the
-server.
+scopes. It yields these requests, and crow sends them itself, through `LoginClient`: they must not carry the headers
+that the user has set for the MCP server, must not go to arbitrary addresses, and must not delay other calls to the
+server while the user logs in.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class ServerAuth(httpx2.Auth):
     logins: LoginFolder
     asker: LoginAsker
     hold: Callable[[bool], AbstractContextManager[None]]
-    """Returns a context in which a server that is starting may take as long as it takes to get a new token. The
-    argument says whether the server has asked for the token."""
+    """Returns a context that suspends the time limit for the server's start while crow gets a token. The argument says
+    whether the server has asked for the token."""
     forces_login: bool = False
     """The user is asked to log in even if a login is stored."""
     problem: str = ""
@@ -80,11 +80,12 @@ class ServerAuth(httpx2.Auth):
     _is_read: bool = False
     """Whether crow has looked for a stored login."""
     _is_final: bool = False
-    """Whether no further attempt can succeed until `reset`: the user declined, or the server refuses a new token."""
+    """Whether no further attempt can succeed until `reset`: the user has declined, or the server has refused a token
+    that was just issued."""
     _failed_at: float = -_RETRY_S
     """The monotonic time of the last failure, in seconds."""
     _steps: set[str] = field(default_factory=set)
-    """The scopes for which the user has logged in after the server had asked for wider ones."""
+    """The wider scopes that the server has asked for, and for which the user has logged in since."""
     _refused: set[str] = field(default_factory=set)
     """The access tokens that crow must not send again."""
     _fresh: set[str] = field(default_factory=set)
@@ -205,9 +206,9 @@ class ServerAuth(httpx2.Auth):
     async def _refreshed(self, request: httpx2.Request, login: Login) -> Login | None:
         """Return the login with a new token; None if the token cannot be refreshed.
 
-        Only one session refreshes at a time, because many servers accept a refresh token only once, and revoke all
-        tokens if it is used twice. For the same reason, a cancellation waits for the new token and stores it, but not
-        longer than `_FINISH_S`.
+        Only one session refreshes at a time, because many authorization servers accept a refresh token only once, and
+        revoke all tokens if it is used twice. For the same reason, a cancelled refresh still has `_FINISH_S` to get the
+        new token and store it.
         """
         if not login.tokens.get("refresh_token"):
             return login if not _has_ended(login) else None
@@ -391,8 +392,8 @@ class ServerAuth(httpx2.Auth):
     async def _sent(
         self, provider: OAuthClientProvider, exchange: LoginClient, request: httpx2.Request
     ) -> httpx2.Response:
-        """Send one request of the login and return the answer. An authorization server that refuses a refresh token
-        may answer with an error, because the user can log in instead.
+        """Send one request of the login and return the answer. If the authorization server refuses a refresh token, its
+        answer is returned, too, because the user can log in instead.
 
         :raises ToolServerError: the request is not allowed or failed, or the authorization server refused a token for
             another reason.
@@ -505,7 +506,7 @@ class ServerAuth(httpx2.Auth):
         return login
 
     async def _save(self, storage: _Storage, provider: OAuthClientProvider) -> Login:
-        """Store the new login and return it. If it cannot be stored, it holds until the session ends."""
+        """Store the new login and return it. If it cannot be stored, only this session uses it."""
         login = storage.new_login(self.account, provider)
         try:
             await anyio.to_thread.run_sync(self.logins.write, login)

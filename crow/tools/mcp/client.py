@@ -97,8 +97,8 @@ class ToolSettings:
     offered: int = 100
     """The maximum number of external tools that are sent to the model."""
     offered_tokens: int = 2_000
-    """If the external tools take more tokens than this together, or are more than `offered`, the model finds them with
-    `find_tools`."""
+    """If the external tools together take more tokens than this, or there are more of them than `offered`, the model
+    finds them with `find_tools`."""
     always_offered: tuple[str, ...] = ()
     """Globs that match the names of external tools that are sent in any case, up to `offered` tools."""
     skill_folders: tuple[Path, ...] = ()
@@ -182,7 +182,7 @@ async def _external_servers(
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
 ) -> Sequence[ExternalServer]:
-    """Return the external servers. None has started yet: `serve` of its connection starts it."""
+    """Return the external servers, which have not started yet: `serve` of a server's connection starts it."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection, ServerSetup
     from crow.tools.mcp.server import ExternalServer

@@ -44,7 +44,7 @@ BACKOFF_S = 1.0
 """The first wait before a failed server is started again. It doubles with each failure, up to `_MAX_BACKOFF_S`."""
 _MAX_BACKOFF_S = 300.0
 _STEADY_S = 60.0
-"""A server that has worked for this long has its next failure counted as its first one."""
+"""After a server has worked for this many seconds, its next failure counts as its first one."""
 _REASON_CHARS = 4_000
 _PROBE_S = 1.0
 """How long an HTTP server may take to answer the probe for the newer protocol."""
@@ -158,7 +158,7 @@ class _Attempt:
 class _Failures:
     """How often a server has failed, and how long crow waits before it starts the server again.
 
-    The wait grows with each failure. There is none after the first failure of a server that has been ready before.
+    The wait grows with each failure. There is no wait after the first failure of a server that has been ready before.
     After a server has worked for `_STEADY_S`, its next failure counts as the first one again.
     """
 
@@ -182,7 +182,7 @@ class _Failures:
         self.was_ready, self._ready_at = True, time.monotonic()
 
     def note_failure(self) -> float:
-        """Note that the server has failed. Return for how many seconds it is not started again."""
+        """Note that the server has failed. Return how many seconds to wait before it is started again."""
         lived_s = time.monotonic() - self._ready_at
         self._in_a_row = 1 if lived_s > _STEADY_S else self._in_a_row + 1
         free = 1 if self.was_ready else 0
@@ -227,7 +227,8 @@ class ServerConnection:
         self._wanted = anyio.Event()
         """Set when a failed server must start again. Each start replaces this event."""
         self._asks_again = False
-        """The start has failed only because `restart` withdrew the question for a login. It is asked again."""
+        """Set if `restart` has withdrawn the question for a login, so the start fails. Crow then starts the server
+        again at once, which asks the question again."""
         self._auth: ServerAuth | None = None
         if setup.logins is not None and isinstance(setup.server, HttpServer) and may_log_in(setup.server):
             self._auth = ServerAuth(

@@ -330,8 +330,8 @@ def _with_decoded_members(arguments: Mapping[str, Any], schema: Mapping[str, Any
 
 
 def full_name(name: str, names: Collection[str]) -> str:
-    """Return the name of the only tool that `name` can mean, which may lack the server's prefix. Otherwise return
-    `name`."""
+    """Return the full name of the tool that `name` means, even if `name` lacks the server's prefix. If there is no such
+    tool, or several, return `name`."""
     if name in names:
         return name
     meant = [each for each in names if each.partition("__")[2] == name]

@@ -46,7 +46,8 @@ async def http_transport(
 
 
 async def _limit_post(request: httpx2.Request) -> None:
-    """Limit the wait for the response to a message over the older transport, where further messages wait for it."""
+    """Limit the wait for the response to a message over the older transport, because further messages wait for this
+    response."""
     if request.method == "POST":
         request.extensions["timeout"]["read"] = _POST_S
 

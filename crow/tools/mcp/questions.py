@@ -60,7 +60,7 @@ class ServerQuestions:
         """Maps the scope of each open question to the id of its call. The id is empty if it is not certain which call
         the question belongs to."""
         self._pages: dict[str, str] = {}
-        """Maps the server's ids of pages that the user was asked to visit to crow's ids."""
+        """Crow's ids of the pages that the user was asked to visit, by the server's ids of these pages."""
         self._login: anyio.CancelScope | None = None
         """Cancels the question about a login without which the server cannot start. None if no such question is
         open."""
@@ -161,9 +161,10 @@ class ServerQuestions:
         return "gone"
 
     def _call_id(self) -> str:
-        """Return the id of the only call that is running, or an empty text."""
+        """Return the id of the running call; an empty text if there is none, or more than one."""
         return self._running[0].call_id if len(self._running) == 1 else ""
 
     def _new_id(self) -> str:
-        """Return an id that no question of another session has, because a client may show questions of several."""
+        """Return an id that no question of another session has, because a client may show questions of several
+        sessions."""
         return f"{self._prefix}-{secrets.token_hex(8)}"

@@ -23,12 +23,12 @@ from crow.tools.sampling import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.servers import ServerOptions
 
 _SAMPLING = "sampling"
-"""The name that stands for requests of a server to the model in the server's setting `read_only`, among the names of
-its tools."""
+"""The user can put this name into a server's setting `read_only`, like the name of a tool. It stands for the server's
+requests to the model."""
 
 SERVER_WAITS = 16
-"""A server's request to the model is refused if this many of its questions and requests already wait. The client limits
-questions by itself."""
+"""A server's request to the model is refused if this many of its questions and requests already wait. Questions are not
+refused, because the client limits them."""
 
 _MAX_MESSAGES = 200
 _MAX_CHARS = 100_000

@@ -30,7 +30,8 @@ _MAX_CALLS = 32
 """At most this many calls of one server run at once. Further calls wait in order."""
 
 _READ_RESOURCE = "read_resource"
-"""The name that stands for reading resources in the user's settings for a server, among the names of its tools."""
+"""The user can put this name into the settings for a server, like the name of a tool. It stands for reading
+resources."""
 
 
 class ExternalServer:
@@ -76,7 +77,9 @@ class ExternalServer:
             progress = report_progress(on_output)
             result = await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=_trace_meta())
             if (fault := output_fault(tool, result)) is not None:
-                raise ToolServerError(f"its structured content does not fit its schema: {fault}")
+                raise ToolServerError(
+                    f"the structured content of the result does not fit the tool's output schema: {fault}"
+                )
             return outcome_of(result)
 
         running = RunningCall.of(call_id, tool.spec.name, arguments, self.announce(tool.title))

@@ -38,7 +38,7 @@ CLOSE_S = 0.1
 _TERM_S = 0.3
 """A server has this many seconds to end after SIGTERM. Then it gets SIGKILL."""
 _EXIT_S = 2.0
-"""A server that has closed its output has this many seconds to end. Then its exit code can be reported."""
+"""A server that has closed its output has this many seconds to end, so that its exit code can be reported."""
 LINE_BYTES = 32_000_000
 """The maximum size of one message of a server."""
 QUEUED_BYTES = 4_000_000

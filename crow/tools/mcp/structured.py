@@ -32,8 +32,8 @@ class _OutOfSteps(Exception):
 def result_fault(schema: Mapping[str, Any], value: object) -> str | None:
     """Return what is wrong with a value, or None if nothing is certainly wrong with it.
 
-    Keywords that need a regular expression are ignored. So are keywords such as `not`: because the check of the schema
-    inside is incomplete, a value could seem to break it. Schemas that would take too many steps are ignored, too.
+    Keywords that need a regular expression are ignored. So are keywords such as `not`: the check of the schema inside
+    is incomplete, so a correct value could seem to be wrong. Schemas that would take too many steps are ignored, too.
     """
     try:
         return _Check(schema).fault(schema, value, "the value")

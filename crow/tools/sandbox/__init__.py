@@ -18,7 +18,7 @@ ConfinedAccess: TypeAlias = Literal["read", "write"]
 
 
 CHECK_S = 2.5
-"""While a command runs, `Confiner.check` is called every so many seconds."""
+"""While a command runs, `Confiner.check` is called once in this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ class Confinement:
     """A new, empty directory for the files that the command writes into throwaway trees. None if these trees are
     read-only."""
     overlays: tuple[Overlay, ...] = ()
-    """The overlays of a layer over the throwaway trees. They keep what the command writes there when it ends."""
+    """The overlays of a layer over the throwaway trees. If there are any, the layer keeps everything that the command
+    writes into these trees."""
     has_network: bool = False
     """The command may reach more than the loopback interface."""
     sockets: tuple[Path, ...] = ()
@@ -129,9 +130,9 @@ class Confiner(Protocol):
         on_listener: Callable[[socket.socket], None] | None = None,
     ) -> Process:
         """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files. The
-        program cannot read the `excluded` files. With a `layer`, everything that it writes into the workspace stays
-        there. `on_listener` gets a socket that listens on the program's own loopback interface, before the program
-        begins; it is not called where that is not possible, or the program has the whole network. The program's
+        program cannot read the `excluded` files. With a `layer`, everything that it writes into the workspace stays in
+        the layer. `on_listener` gets a socket that listens on the program's own loopback interface, before the program
+        begins; it is not called if there can be no such socket, or if the program has the whole network. The program's
         environment names this socket as the proxy.
 
         When the process has ended, call `finish`.
@@ -160,7 +161,7 @@ class Confiner(Protocol):
 
     @property
     def place(self) -> Place | None:
-        """Where layers and change sets are on disk. None if nothing is kept there."""
+        """Where layers and change sets are on disk. None if there are no layers."""
 
     def accept(self, path: Path) -> None:
         """Record that crow itself changed a protected file, so that `finish` does not undo the change. This call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import re
 import socket
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _KEPT_S = 30 * 86_400
 """The caches of a workspace are removed if no session has used them for this many seconds."""
+_RETRY_S = 30.0
+"""After this many seconds, a sandbox that did not work is tried again: the cause, such as a full /tmp, may be gone."""
 _CLOSE_S = 0.3
 _SEARCHED_CHARS = 20_000
 """How much of the end of a command's output is searched for known error messages."""
@@ -78,12 +81,12 @@ class Choice:
 
 
 class Sandboxes:
-    """Finds a sandbox that works. Each kind of sandbox is tried only once."""
+    """Finds a sandbox that works. Each kind of sandbox is tried until it works once, but at most every `_RETRY_S`."""
 
     def __init__(self) -> None:
-        self._probed: dict[str, Sandbox | str] = {}
-        """The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and the
-        paths of bubblewrap and its helpers."""
+        self._probed: dict[str, tuple[Sandbox | str, float]] = {}
+        """The result of each probe: the sandbox, or why it does not work, and the monotonic time of the probe in
+        seconds. The keys are `Landlock`, `Seatbelt` and the paths of bubblewrap and its helpers."""
         self._probing = threading.Lock()
 
     def choose(self, programs: Programs = SYSTEM_PROGRAMS) -> Choice:
@@ -100,14 +103,20 @@ class Sandboxes:
             return Choice(None, f"Nothing can confine commands on {sys.platform}.")
         problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
         for key, probe in probes:
-            with self._probing:
-                if key not in self._probed:
-                    self._probed[key] = probe()
-                found = self._probed[key]
+            found = self._result_of(key, probe)
             if not isinstance(found, str):
                 return Choice(found)
             problems.append(f"{found}.")
         return Choice(None, " ".join(problems))
+
+    def _result_of(self, key: str, probe: Callable[[], Sandbox | str]) -> Sandbox | str:
+        """Return the result of the last probe, or of a new one if there was none or it failed long enough ago."""
+        with self._probing:
+            found, probed_at = self._probed.get(key, ("", -math.inf))
+            if isinstance(found, str) and time.monotonic() - probed_at >= _RETRY_S:
+                found = probe()
+                self._probed[key] = found, time.monotonic()
+            return found
 
 
 SANDBOXES = Sandboxes()
@@ -184,7 +193,7 @@ class KernelConfiner:
         """The preparations for each command that has started and for which `finish` was not called yet."""
         self._numbers = count(1)
         self._lock = threading.Lock()
-        """Held by threads that set or use these values."""
+        """Held by threads that set or use the values above."""
         self._listeners = Listeners()
         self._launcher = Launcher()
 
@@ -305,7 +314,7 @@ class KernelConfiner:
         roots = () if prepared is None else [each.root for each in prepared.confinement.overlays]
         if roots and not process.exited.is_set():
             try:
-                # the namespaces of the first process of the helper's sandboxes cannot be entered
+                # in a sandbox of the helper, the namespaces of the first process cannot be entered
                 pid = process.command_pid if isinstance(process, LaunchedProcess) else process.pid
                 await self._listeners.refresh(pid, roots)
             except (OSError, TimeoutError) as error:
@@ -326,8 +335,8 @@ class KernelConfiner:
         return await anyio.to_thread.run_sync(put_back)
 
     def _blocks_changes(self, prepared: _Prepared) -> bool:
-        """Return whether the sandbox makes all protected files read-only that existed before the command. If so, only
-        the protected files that the command has created must be undone."""
+        """Return whether the sandbox makes all protected files read-only that existed before the command. If so, the
+        command can only have created protected files, not changed or removed any."""
         sandbox = None if self._choice is None else self._choice.sandbox
         are_all_listed = len(prepared.confinement.read_only) < MAX_READ_ONLY
         return sandbox is not None and sandbox.protects_files and are_all_listed
@@ -395,9 +404,8 @@ class KernelConfiner:
 
     async def _choose(self) -> Choice:
         programs, choice = self.options.programs, self._choice
-        used = () if choice is None or choice.sandbox is None else choice.sandbox.programs
-        # since the choice, another session may have worked in a directory with one of the programs
-        if choice is None or not all(map(programs.trusts, used)):
+        # since the choice, commands of another session may have replaced one of the sandbox's programs
+        if choice is None or choice.sandbox is None or not all(map(programs.trusts, choice.sandbox.programs)):
             self._choice = choice = await anyio.to_thread.run_sync(self._sandboxes.choose, programs)
         return choice
 
@@ -452,8 +460,8 @@ class KernelConfiner:
         return await anyio.to_thread.run_sync(self._open_layer, sandbox)
 
     def _open_layer(self, sandbox: Sandbox) -> Layer | None:
-        """Open a layer. Only the first call tries whether it works: where crow's data is, or else among temporary
-        files."""
+        """Open a layer. Only the first call tries whether layers work: in crow's data directory, or else in the
+        session's temporary directory."""
         private, trees, place = self._own_directories(), self._policy.layered_trees(), self.place
         if place is None or not trees:
             return None

@@ -163,8 +163,8 @@ class DeniedFiles:
 
 def _target_of(found: _Found, top: str) -> str:
     """Return the path to hide. For a link, this is the file that the link leads to. Return an empty string if the link
-    does not lead to a file in the searched tree. Otherwise a link in the workspace could make crow hide any file of the
-    system."""
+    does not lead to a file in the searched tree. Without this check, a link in the workspace could make crow hide any
+    file of the system."""
     if found.kind != "link":
         return found.real
     target = os.path.realpath(found.real)

@@ -84,7 +84,8 @@ class Landlock:
     def __init__(self, *, abi: int = sys.maxsize) -> None:
         self._max_abi = abi
         self._rulesets: OrderedDict[Confinement, _Ruleset] = OrderedDict()
-        """The last confinements, the newest at the end, because most commands have the same confinement."""
+        """The rulesets of the last confinements, the newest at the end. They are kept because most commands have the
+        same confinement."""
         self._lock = threading.Lock()
 
     @property
@@ -223,7 +224,7 @@ class _Ruleset:
         two cases, it is still watched.
         """
         if any(path.startswith(f"{name.rstrip(os.sep)}{os.sep}") for name in excluded):
-            return  # Landlock would not look at the directories above
+            return  # a rule would allow access although a directory above is excluded
         self.stamps.setdefault(path, _directory_stamp(path, is_listed=False))
         try:
             handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

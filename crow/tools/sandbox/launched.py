@@ -23,7 +23,7 @@ from crow.tools.sandbox.seccomp import missing_architecture, namespace_filter
 from crow.tools.sandbox.transport import adopt
 
 _PROGRAM = str(Path(__file__).with_name("launcher.py"))
-"""The program is not imported, because crow needs nothing of what it imports."""
+"""The helper's program. Crow does not import it, because that would import modules that crow does not need."""
 
 _TIMEOUT_S = 10.0
 _REPORT_BYTES = 2_048
@@ -81,8 +81,8 @@ class Launcher:
 class Reservation:
     """A sandbox that the helper prepares.
 
-    On `report`, the helper sends the id of the sandbox's first process. Then this process takes the plan of a command
-    there, and reports that the command has begun, has failed, or has ended.
+    On `report`, the helper sends the id of the sandbox's first process. Then this process receives the plan of a
+    command on the same socket, and reports that the command has begun, has failed, or has ended.
     """
 
     def __init__(self, report: socket.socket) -> None:

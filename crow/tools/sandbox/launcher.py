@@ -1,10 +1,10 @@
 """The helper that starts confined commands in namespaces of their own, as bubblewrap does, but without new programs.
 
-A process of its own with nothing but the standard library: only a process with one thread may enter a user namespace,
-and a small one is copied fast. For each command it clones a child, as a sibling of itself, so crow is the parent. This
-child is the first process of the sandbox: it mounts what the command may see, gives up all rights, starts the command
-and reports its end. If it dies, the kernel kills everything in the sandbox. The helper holds no secrets and no files of
-crow, and it ends when crow closes the connection.
+The helper is a separate process that imports only the standard library, because only a process with one thread may
+enter a user namespace, and a small process is copied fast. For each command it clones a child, as a sibling of itself,
+so crow is the parent. This child is the first process of the sandbox: it mounts what the command may see, gives up all
+rights, starts the command and reports its end. If it dies, the kernel kills everything in the sandbox. The helper holds
+no secrets and no files of crow, and it ends when crow closes the connection.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _NotStartedError(Exception):
 
 def _set_up(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) -> tuple[int, socket.socket | None]:
     """Make the sandbox of this process and start the command in it. Return the command's process id, and a socket that
-    listens for crow, if it wants one."""
+    listens for crow, if crow wants one."""
     os.setsid()
     mask = os.umask(0)
     _map_ids(kernel.proc, 0, kernel.uid, 0, kernel.gid)
@@ -199,7 +199,7 @@ def _set_up(kernel: _Kernel, report: socket.socket, *, has_own_network: bool) ->
     devices = {name: kernel.tree(f"/dev/{name}", is_recursive=False) for name in _DEVICES}
     if has_own_network:
         _start_loopback()
-    # crow finds out meanwhile what the command may do
+    # while this process did all that, crow has prepared the plan
     _, handles = _received(report, _HANDLES)
     with open(handles[0], "rb") as file:
         plan = marshal.loads(file.read())  # noqa: S302 - from crow, which runs in the same Python

@@ -147,7 +147,7 @@ class Policy:
         home = self.home
         masked, found, roots = self._masked(home), self._found_places(home), self.writable_roots()
         sockets = tuple(dict.fromkeys(self._named(self.options.sockets)))
-        # if the setting names a masked directory, it stays empty except for sockets that commands make there
+        # a masked directory that `sandbox.sockets` names stays empty, except for sockets that commands make there
         shown = [path for path in sockets if path not in masked]
         hidden = tuple(dict.fromkeys([*found.hidden, *denied, *(listening_sockets(shown) if sockets else ())]))
         fixed = self._own_trees(roots)
@@ -210,8 +210,9 @@ class Policy:
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
     def layered_trees(self) -> tuple[Path, ...]:
-        """Return the trees that a layer covers: what commands with the access `write` can change. It is empty if no
-        layer can cover them, because a tree does not exist, or another file system is mounted in one."""
+        """Return the trees that a layer covers: those that commands with the access `write` can change. The result is
+        empty if no layer can cover them, because a tree does not exist, commands cannot write to it (`_is_foreign`), or
+        another file system is mounted in it."""
         trees = _outermost(self.writable_roots())
         if any(_is_foreign(root) or not os.path.isdir(root) for root in trees):
             return ()
@@ -388,8 +389,8 @@ def _outermost(roots: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _is_visible(path: Path, masked: tuple[str, ...], visible: tuple[str, ...]) -> bool:
-    """Return whether a command would see the path: nothing masks it, or it is in a visible tree. `masked` and
-    `visible` are what paths in such trees begin with."""
+    """Return whether a command would see the path: nothing masks it, or it is in a visible tree. `masked` and `visible`
+    are the prefixes of the paths in such trees."""
     place = f"{path}{os.sep}"
     return place.startswith(visible) or not place.startswith(masked)
 

@@ -27,7 +27,7 @@ _ROUNDS = 6
 _MAX_DEPTH = 100
 _MAX_SEARCHED = 100_000
 _CHECK_SHARE = 20
-"""A check takes at most one part in so many of the time while a command runs."""
+"""Of the time that a command runs, checks take at most one part in this many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -36,8 +36,8 @@ class Snapshot:
 
     states: dict[str, FileState] = field(repr=False)
     named: set[str] = field(repr=False)
-    """The paths that settings of git and links named before the command: a repository or link that the command creates
-    protects nothing."""
+    """The paths that settings of git and links named before the command. Paths that only a repository or link of the
+    command's own names are not protected."""
     suspected: set[str] = field(default_factory=set, repr=False)
     """The paths that differed at a check while the command ran."""
 
@@ -48,9 +48,9 @@ class ProtectedFiles:
     This class watches the files whose `names` are protected. It searches each root and the folders up to four levels
     below it, at most 4,000 folders. In a repository's own directory, and in those of its submodules and worktrees, the
     watched names are config, hooks, info, remotes and branches. Commands may change objects, refs, HEAD, index and
-    info/refs, and an unfinished rebase as long as git would run no command for it. Also watched is what the settings of
-    the repositories name, and what links with protected names lead to. Protected files and repositories that a command
-    creates are watched too.
+    info/refs, and an unfinished rebase as long as git would run no command for it. The class also watches the paths
+    that the settings of the repositories name, and the targets of links with protected names. Protected files and
+    repositories that a command creates are watched too.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link,
     protected entries after the first 5,000, and extended attributes. Changes to files over 1 MB, and to files beyond
@@ -87,9 +87,9 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo all changes since the snapshot. Return one sentence for each changed path.
 
-        With `only_created`, undo only what was created. The caller uses this if the sandbox kept the command from
-        changing or removing other paths. Links are the exception: changed and removed links are put back too. The files
-        that the command wrote are moved to `kept`.
+        With `only_created`, undo only the creation of files and folders. The caller uses this if the sandbox kept the
+        command from changing or removing other paths. Links are the exception: changed and removed links are put back
+        too. The files that the command wrote are moved to `kept`.
         """
         with self._lock:
             undo = _Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -194,11 +194,11 @@ class _Undo:
                 self._undo(path, current.get(path))
                 before, now = self._before.get(path), current.get(path)
                 if before is not None and now is not None and before.kind != now.kind:
-                    replaced.add(path)  # what was in it has moved with it
+                    replaced.add(path)  # its content has moved with it
         return bool(differences)
 
     def report_unstable(self, current: Mapping[str, FileState]) -> None:
-        """Report what still differs after the last round."""
+        """Report the paths that still differ after the last round."""
         for path in sorted(self.differences(current)):
             self._say(path, "the command keeps changing {}: a process that it started still runs, so end that process")
 
@@ -309,8 +309,9 @@ class _Undo:
         return None
 
     def _keep(self, path: str, *, stays: bool = False) -> str:
-        """Move the file or folder at the path to the directory `kept`. With `stays`, only copy it, because the caller
-        will replace it. Return the new path, in the form that is shown to the model."""
+        """Move the file or folder at the path to the directory `kept`. With `stays`, copy the file instead, so that the
+        path still exists when the caller puts the former content there. Return the new path, in the form that is shown
+        to the model."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         relative = os.path.relpath(path, root)
         target, number = self._kept / relative, 1
@@ -336,7 +337,7 @@ class _Undo:
 
 
 def _make_folder(path: Path) -> bool:
-    """Make a folder and those above it. Return whether that is possible: no file may be in their place."""
+    """Make a folder and those above it. Return False if a file is in the place of one of them."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (FileExistsError, NotADirectoryError):
@@ -382,8 +383,8 @@ def _move(path: str, target: str) -> None:
 
 
 def _copy(path: str, target: str, depth: int = 0) -> None:
-    """Copy a file, link or folder to a new path. Pipes, sockets and devices are left out, and what is nested more than
-    `_MAX_DEPTH` folders deep."""
+    """Copy a file, link or folder to a new path. Pipes, sockets and devices are left out, and so is everything that is
+    nested more than `_MAX_DEPTH` folders deep."""
     found = os.lstat(path)
     match kind_of(found.st_mode):
         case "link":

@@ -1,4 +1,4 @@
-"""Finds the git repository around a workspace, of which commands see the whole tree.
+"""Finds the git repository around a workspace. Commands see the whole tree of this repository.
 
 Git reads and writes there although the workspace is only a subfolder, such as a package of a monorepo.
 """
@@ -37,8 +37,8 @@ def find_outer(root: Path, roots: Iterable[Path], may_show: Callable[[Path], boo
 
 
 def _has_owner_of(tree: Path, root: Path) -> bool:
-    """Return whether a worktree and its repository belong to this user, to root or to the owner of a directory in the
-    worktree."""
+    """Return whether a worktree and its repository belong to this user, to the superuser, or to the owner of `root`,
+    which is a directory in the worktree."""
     try:
         owners = {os.geteuid(), 0, root.stat().st_uid}
         return {tree.stat().st_uid, (tree / ".git").lstat().st_uid} <= owners

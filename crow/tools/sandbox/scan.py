@@ -60,7 +60,7 @@ class FileState:
     is_mutable: bool = False
     """The content may change, and only the existence of the path is protected. HEAD of a repository is an example."""
     commands: frozenset[bytes] | None = None
-    """If only these lines of the file are protected: the lines that make git run a command. Otherwise None."""
+    """The lines that make git run a command, if only these lines of the file are protected. Otherwise None."""
     has_other_names: bool = False
     """The file has hard links, so its content can be changed by another name."""
 
@@ -215,8 +215,8 @@ class Scan:
             self._add_tree(path)
 
     def _add_tree(self, path: str) -> None:
-        """Add a path and everything below it, up to `_MAX_ENTRIES` in total. What is in `WORKING_PARTS`, which commands
-        may change, is searched like an ordinary folder."""
+        """Add a path and everything below it, up to `_MAX_ENTRIES` in total. A folder in `WORKING_PARTS`, which
+        commands may change, is searched like an ordinary folder."""
         stack = [path]
         while stack:
             path = stack.pop()
@@ -231,7 +231,7 @@ class Scan:
                     self.add_root(entry.path)
 
     def _add_repository(self, path: str) -> None:
-        """Add a repository's own directory, or the file that stands for it."""
+        """Add a repository's own directory, or the file or link `.git` in its place."""
         state = self._add_one(path, is_repository=True)
         if state is None or len(self.states) >= _MAX_ENTRIES or state.kind != "directory":
             return

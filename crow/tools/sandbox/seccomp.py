@@ -125,7 +125,7 @@ def missing_architecture() -> str:
 
 @cache
 def landlock_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
-    """Return the filter beside Landlock, for this machine, as an array of BPF instructions.
+    """Return the filter that is used together with Landlock, for this machine, as an array of BPF instructions.
 
     `checks_truncate` says that Landlock itself checks calls of `truncate`, which it does since ABI 3. Without network,
     the filter refuses all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and
@@ -159,7 +159,8 @@ def namespace_filter(*, has_unix_sockets: bool) -> bytes:
 
 
 def _basic_program(families: tuple[int, ...]) -> _Program:
-    """Return a program that refuses what no confined command may call, and sockets of other `families`.
+    """Return a program that refuses the calls that no confined command may make, and all sockets but those of
+    `families`.
 
     Unix sockets are refused even with network: through them, D-Bus or Docker would run commands outside the sandbox. A
     command may always make pairs of connected sockets, and read the network interfaces by netlink.

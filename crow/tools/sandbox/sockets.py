@@ -19,7 +19,7 @@ def listening_sockets(allowed: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def _bound_paths() -> Iterator[str]:
-    """Yield the paths of the kernel's table of Unix sockets that still lead to a socket."""
+    """Yield the paths in the kernel's table of Unix sockets at which there still is a socket."""
     try:
         lines = _TABLE.read_bytes().splitlines()[1:]
     except OSError:

@@ -1,4 +1,4 @@
-"""Finds where the programs are installed that commands need, outside of the system's directories."""
+"""Finds the directories outside of the system's where programs that commands need are installed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "
 
 
 def toolchains(home: Path, env: Mapping[str, str], writable: Sequence[Path]) -> Iterator[Path]:
-    """Yield where programs are installed below HOME and in the directories on PATH, and git's settings. No directory of
-    the environment in one of the `writable` directories of commands is among them."""
+    """Yield where programs are installed below HOME and in the directories on PATH, and git's settings. A directory
+    that the environment names is left out if it is in one of the `writable` directories of commands."""
     yield from existing(home / name for name in _TOOLCHAINS)
     for directory in (home, home / ".config"):
         yield from (path for path in sorted(directory.glob(".gitconfig*")) if os.path.isfile(path))

@@ -72,8 +72,8 @@ class ToolPlaces:
     """The directories that the command can change. A cache in one of them stays where it is."""
 
     def variables(self, *, has_network: bool) -> dict[str, str]:
-        """Return the variables that move caches to `caches`, and those that say what stays in the user's caches.
-        `has_network` says whether the command has the whole network."""
+        """Return the variables that move caches to `caches`, and those that name the places of `_KEPT_PLACES`, which do
+        not move. `has_network` says whether the command has the whole network."""
         inside, own = prefixes_of(self.writable), f"{self.caches}{os.sep}"
         variables = {}
         for name, (directory, place) in _CACHES.items():
@@ -90,14 +90,15 @@ class ToolPlaces:
         return variables
 
     def workspace_variables(self) -> dict[str, str]:
-        """Return the variables that move to `caches` what tools would write into the workspace."""
+        """Return the variables that make tools write to `caches` instead of the workspace."""
         variables = {name: str(self.caches / directory) for name, directory in _WORKSPACE_CACHES.items()}
         pytest = f"-o cache_dir={shlex.quote(str(self.caches / PYTEST_CACHE))}"
         return variables | {"PYTEST_ADDOPTS": f"{self.env.get('PYTEST_ADDOPTS', '')} {pytest}".strip()}
 
     def download_variables(self) -> dict[str, str]:
-        """Return more variables for a command that can reach hosts: where go and cargo find and put what they download.
-        A cargo home with downloads of the user stays where it is, read-only, so that builds find them."""
+        """Return more variables for a command that can reach hosts. They tell go and cargo where earlier downloads are,
+        and where to put new ones. A cargo home with downloads of the user stays where it is, read-only, so that builds
+        find them."""
         variables = {}
         if not is_inside_any(self._go_modules(), self.writable):
             variables["GOPROXY"] = f"{self._go_downloads()},{self.env.get('GOPROXY') or _GO_PROXY}"

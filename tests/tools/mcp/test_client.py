@@ -110,7 +110,8 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
         ),
     }
     assert liar.is_error
-    reason = "its structured content does not fit its schema: n is not of type integer"
+    words = "the structured content of the result does not fit the tool's output schema"
+    reason = f"{words}: n is not of type integer"
     assert liar.text == f"MCP server srv returned an unusable result for liar: {reason}"
 
 

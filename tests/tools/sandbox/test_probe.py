@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,3 +53,13 @@ def test_failures_are_told_in_words() -> None:
     assert try_confinement(missing) == "a confined command cannot be started: No such file or directory"
     found = try_confinement(lambda argv, _: run(["/bin/sh", "-c", "echo no namespaces; exit 1"]))
     assert found == "a confined command failed: no namespaces"
+
+
+def test_a_probe_that_cannot_write_its_files_says_so() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        found = try_confinement(lambda argv, _: run(argv))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found == "the probe's temporary files cannot be used: File too large"
