@@ -103,6 +103,10 @@ _WITH_VERB = _words("ruff biome dmypy ty pyrefly go golangci-lint flow phpstan d
 _PATHLESS = frozenset((*_RUNNERS.split("|"), "make", "just", "cargo", "pre-commit", "terraform", "srb", "lint-imports"))
 _HIDING = _words("exit exec return trap eval alias kill enable break continue builtin")
 """With one of these commands in a line, the exit code of the line says little about the others."""
+_UNFAILING = _words("cd pushd popd echo printf export set unset shopt true : pwd date sleep source .")
+"""Programs that hardly ever fail. If a line of these and a check fails, the check has failed or did not run."""
+_FILTERS = _words("cat tee tail head sort uniq wc nl tr cut")
+"""Programs that hardly ever fail if they read from a pipe."""
 _SUFFIXES = {
     "py pyi": "mypy dmypy pyright basedpyright pyrefly ty pytype ruff black isort flake8 pylint bandit",
     "ts tsx js jsx mts cts mjs cjs vue svelte": "tsc vue-tsc svelte-check eslint oxlint biome flow",
@@ -221,8 +225,11 @@ def command_facts(
         kind = _kind_of(words, named)
         if kind is not None:
             check = _check(words, kind, directory, cwd)
-            is_told = is_clear and not _is_forgiving(words)
-            outcome = _outcome(segments, index, exit_code, pipes) if is_told else _unclear(exit_code)
+            outcome: Outcome = "unknown"
+            if is_clear and not _is_forgiving(words):
+                outcome = _outcome(segments, index, exit_code, pipes)
+            elif exit_code != 0:
+                outcome = _failure(segments, segment)
             found.append((index, replace(check, outcome=outcome, exit_code=exit_code)))
         elif segment.writes or not (_is_harmless(words) or (found and words[0] == "tee")):
             changes.append(index)
@@ -428,7 +435,7 @@ def _outcome(
 ) -> Outcome:
     """Return how the command at `index` ended, as far as the exit code of the whole line shows it."""
     if exit_code is None:
-        return "failed"
+        return _failure(segments, segments[index])
     start = max((at for at in range(index + 1) if segments[at].before in (";", "\n", "")), default=0)
     end = next((at for at in range(index + 1, len(segments)) if segments[at].before in (";", "\n")), len(segments))
     sets = [segment.words for segment in segments[:start] if segment.words[:1] == ["set"]]
@@ -445,15 +452,23 @@ def _outcome(
             return "passed" if last[index - begin] == 0 else "failed"
         was_hidden = pipes is None or any(any(each[:-1]) for each in pipes)
         if was_hidden and not any("pipefail" in words for words in sets):
-            return _unclear(exit_code)
+            return "unknown"
     is_optional = any(each.before == "||" for each in (segments[begin], *segments[index + 1 : end]))
     if exit_code == 0:
         return "unknown" if is_optional else "passed"
-    return "failed"
+    tried = segments[:end] if stops else segments[start:end]
+    if all(each.before == "||" for each in tried[1:]):  # the line fails only if all of them fail
+        return "failed"
+    return _failure(tried, segments[index])
 
 
-def _unclear(exit_code: int | None) -> Outcome:
-    return "unknown" if exit_code == 0 else "failed"
+def _failure(segments: Sequence[_Segment], check: _Segment) -> Outcome:
+    """Return how `check` ended if these commands failed together: `unknown` if another one may have failed instead."""
+    others = [each for each in segments if each is not check and each.words]
+    is_blamed = all(
+        each.words[0] in _UNFAILING or (each.before in ("|", "|&") and each.words[0] in _FILTERS) for each in others
+    )
+    return "failed" if is_blamed else "unknown"
 
 
 def _inside(path: str, cwd: str) -> str:

@@ -324,6 +324,9 @@ def _judge(turn: _Turn, fresh: Sequence[CheckRun]) -> tuple[State, str]:
     for run in last:
         if run.outcome == "failed":
             return "not verified", f"{_shown(run.line)} failed"
+    for run in last:
+        if run.outcome == "unknown" and run.exit_code != 0:
+            return "not verified", f"{_shown(run.line)} or another command of the same line failed"
     names = [*turn.files, *([""] if turn.unknown_change else [])]
     passed = [run for run in last if run.outcome == "passed" and any(map(run.covers, names))]
     if not passed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
 from crow.domain.entries import (
@@ -96,7 +96,7 @@ class SentOutput:
     sent: int = 0
     """The number of requests that contained it so far."""
     sent_tokens: int = 0
-    """`tokens` times `sent`. Set when the model no longer gets the output; 0 until then."""
+    """`tokens` times `sent`. Set at the end of the path; 0 until then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,8 +126,12 @@ class _Path:
     """The model that answered it."""
     causes: list[str] = field(default_factory=list)
     """Why the next request will not begin with the whole last request. Empty if it will."""
+    outputs: list[SentOutput] = field(default_factory=list)
+    """The outputs that were added."""
     live: list[SentOutput] = field(default_factory=list)
     """The outputs that the next request will contain."""
+    hiding: dict[int, Checkpoint | Mask] = field(default_factory=dict)
+    """The compactions that were not undone, by the id of their entry."""
     started: set[CallRef] = field(default_factory=set)
     """The calls that began to run. A call with a result that is missing here was refused."""
 
@@ -167,7 +171,7 @@ class Spending:
     def begin(self, moves: Mapping[int | None, str] | None = None) -> None:
         """Begin a path. `moves` says to which entries the session has moved back: it maps the id of each to the reason,
         such as an undo. The key None stands for the place before the first entry."""
-        self._retire(self._path.live)
+        self._close(self._path)
         self._path, self._moves = _Path(), dict(moves or {})
 
     def add(self, entry: Entry) -> None:
@@ -192,10 +196,15 @@ class Spending:
                 self._note_result(entry, body, counts=counts)
             case Started(call=call):
                 path.started.add(call)
-            case Checkpoint(first_kept=kept):
-                self._drop(lambda output: kept is None or output.entry < kept)
-            case Mask(before=before, exceptions=exceptions):
-                self._drop(lambda output: output.entry < before and output.entry not in exceptions)
+            case Checkpoint() | Mask():
+                path.hiding[entry.id] = body
+                path.live = [output for output in path.live if not _hides(entry.id, body, output)]
+            case Restore() if path.hiding.pop(body.entry, None) is not None:
+                path.live = [
+                    output
+                    for output in path.outputs
+                    if not any(_hides(at, each, output) for at, each in path.hiding.items())
+                ]
             case _:
                 pass
         path.previous = entry
@@ -323,20 +332,23 @@ class Spending:
                 title=title_line(body.announcement.title.replace("`", "") or body.name, _TITLE_CHARS),
                 tokens=-(-chars // _CHARS_PER_TOKEN),
             )
+            self._path.outputs.append(output)
             self._path.live.append(output)
 
-    def _drop(self, is_hidden: Callable[[SentOutput], bool]) -> None:
-        """Stop counting outputs that the model no longer gets."""
-        hidden = [output for output in self._path.live if is_hidden(output)]
-        self._path.live = [output for output in self._path.live if not is_hidden(output)]
-        self._retire(hidden)
-
-    def _retire(self, outputs: list[SentOutput]) -> None:
-        for output in outputs:
+    def _close(self, path: _Path) -> None:
+        """Add up the tokens of the outputs of a path."""
+        for output in path.outputs:
             output.sent_tokens = output.tokens * output.sent
             self.tools[output.tool].sent_tokens += output.sent_tokens
-        found = (output for output in (*self.outputs, *outputs) if output.sent_tokens)
+        found = (output for output in (*self.outputs, *path.outputs) if output.sent_tokens)
         self.outputs = sorted(found, key=lambda output: (-output.sent_tokens, output.entry))[:_MOST]
+
+
+def _hides(at: int, body: Checkpoint | Mask, output: SentOutput) -> bool:
+    """Return whether the compaction that the entry `at` stores hides an output from the model."""
+    if isinstance(body, Checkpoint):
+        return output.entry < (at if body.first_kept is None else body.first_kept)
+    return output.entry < min(body.before, at) and output.entry not in body.exceptions
 
 
 def _break_words(each: CacheBreak) -> str:

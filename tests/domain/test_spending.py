@@ -11,6 +11,7 @@ from crow.domain.entries import (
     Entry,
     Mask,
     Prompt,
+    Restore,
     Started,
     ToolResult,
     User,
@@ -100,6 +101,22 @@ def test_an_output_costs_as_often_as_it_is_sent_and_not_after_it_was_hidden() ->
         ("shell", 1, 2_000),
         ("grep", 1, 300),
     ]
+
+
+def test_an_output_counts_again_after_its_compaction_was_undone() -> None:
+    path = Path()
+    path.add(USER)
+    path.use(path.ask(100, None), 4_000)
+    path.add(Checkpoint(compaction_id="c", summary="s", first_kept=None))
+    covered = path.use(path.ask(100, None), 400)
+    checkpoint = path.add(Checkpoint(compaction_id="c", summary="s", first_kept=None))
+    path.ask(100, None)
+    path.add(Restore(entry=0, skill="review"))
+    path.ask(100, None)
+    path.add(Restore(entry=checkpoint))
+    path.ask(100, None)
+    path.spending.finish()
+    assert [(each.entry, each.sent, each.sent_tokens) for each in path.spending.outputs] == [(covered, 1, 100)]
 
 
 def test_only_the_ten_most_expensive_outputs_are_kept() -> None:

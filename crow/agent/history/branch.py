@@ -85,12 +85,8 @@ class TurnUsage:
         self._idle = usage if self._idle is None else self._idle + usage
 
     def begin_turn(self) -> None:
-        """Begin a new sum, with what was used since the last turn."""
+        """Begin a new sum, which starts with the usage since the last turn."""
         self.turn, self._idle = self._idle, None
-
-    def end_idle(self) -> None:
-        """Keep the sum for the next turn: no turn runs."""
-        self._idle, self.turn = self.turn, None
 
 
 class Branch:
@@ -192,9 +188,9 @@ class Branch:
             self._pending.requests = self._pending.requests[len(requests) :]
             self._extend(stored)
             self._note_own(stored)
+            self._count(stored)
             if release:
                 self._release()
-            self._count(stored)
             await self._read_rest(changes)
         return stored[max(0, len(stored) - len(entries)) :]
 
@@ -221,7 +217,7 @@ class Branch:
                 continue
             is_of_turn = not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
             if entry.usage is not None and is_of_turn:
-                self.usage.add(entry.usage)
+                (self.usage.add_idle if self.claimed_to is None else self.usage.add)(entry.usage)
             if entry.cost:
                 self.row = replace(self.row, cost=self.row.cost + entry.cost)
 
@@ -244,11 +240,7 @@ class Branch:
         """
         async with self._lock:
             if self._pending.requests and not self._pending.end:
-                self.usage.begin_turn()
-                try:
-                    await self._append(())
-                finally:
-                    self.usage.end_idle()
+                await self._append(())
 
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
