@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
 CheckKind: TypeAlias = Literal["test", "types", "build", "lint", "named"]
-"""`named`: the user has named the command."""
+"""`named`: the user's settings say that the command is a check."""
 Outcome: TypeAlias = Literal["passed", "failed", "unknown"]
 """`unknown`: the exit code does not show how the check ended."""
 
@@ -74,7 +74,7 @@ _HARMLESS_GIT = _words(
     "tag config shortlog reflog cat-file"
 )
 _OUTPUT_OF = {"git": ("--output",), "sort": ("-o", "--output"), "tree": ("-o",)}
-"""Options with which such a program writes a file."""
+"""Options with which one of these harmless programs writes a file."""
 _IDLE = _words(
     "--version -V --help -h --collect-only --co --fixtures --listTests --list --list-tests --dry-run "
     "--setup-plan --setup-only --no-run --showconfig --just-print --show-files --show-settings --showConfig "
@@ -121,7 +121,7 @@ _SUFFIXES = {
     "tf": "terraform",
 }
 _SUFFIXES_OF = {name: frozenset(suffixes.split()) for suffixes, names in _SUFFIXES.items() for name in names.split()}
-"""The files that a linter or type checker reads."""
+"""Maps each linter and type checker to the suffixes of the files that it reads."""
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t]+|\\\n|(?<![^\s;&|()])\#[^\n]*)|(?P<redirect>[0-9]*(?:<<<|<<-?|<>|>>|>\||[<>]&|&>>?|[<>]))"""
@@ -150,7 +150,7 @@ class CheckRun:
     kind: CheckKind
     outcome: Outcome = "unknown"
     exit_code: int | None = None
-    """The exit code of the whole command line. None if it was ended."""
+    """The exit code of the whole command line. None if the line timed out or was cancelled."""
     began: int = 0
     """The id of the entry with which the command line began, if it comes from a log."""
     files: tuple[str, ...] | None = None
@@ -206,7 +206,7 @@ def command_facts(
     named: Sequence[str] = (),
     pipes: Sequence[Sequence[int]] | None = None,
 ) -> CommandFacts:
-    """Read a command line that ended with `exit_code`, or with None if it was ended.
+    """Read a command line that ended with `exit_code`. The exit code is None if the line timed out or was cancelled.
 
     `named` are the commands that the user calls checks. `pipes` are the exit codes of the line's last pipe, and
     those of earlier pipes in which a command failed; None if they are unknown.
@@ -243,7 +243,8 @@ def command_facts(
 
 
 def _segments(line: str) -> tuple[list[_Segment], bool]:
-    """Split a line at its operators. The second value is false if the exit code cannot be understood."""
+    """Split a line at its operators. The second value is false if the line is too complex to say from its exit code how
+    its commands ended."""
     if len(line) > _MAX_CHARS:
         return [_Segment(words=line[:_MAX_CHARS].split(), before="")], False
     segments, at, is_clear, joins, target = [_Segment(words=[], before="")], 0, True, False, ""

@@ -1,4 +1,4 @@
-"""Says where the tokens and the time of sessions went: the cache and its breaks, outputs, tools, people."""
+"""Sums up the tokens and the time of sessions, by cache breaks, tool outputs, tools and waiting for the user."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _BREAKS = (Checkpoint, Mask, Restore, Prompt)
 _CHARS_PER_TOKEN = 4
 """For the estimated size of a tool output."""
 _MISS_TOKENS = 1_024
-"""A request is listed as a break if an entry of the log explains why the cache was missed. Without such an entry, it is
-listed only if more tokens than this could have been read from the cache and were not."""
+"""A request is listed as a break if the log explains why the cache was missed. Otherwise, it is listed only if the
+endpoint did not find more than this many tokens, and more than half, of the previous request in its cache."""
 _TITLE_CHARS = 80
 
 
@@ -77,7 +77,8 @@ class CacheBreak:
     session: str
     cause: str
     tokens: int | None
-    """The input tokens that were sent before, and not read from the cache. None if the endpoint does not say."""
+    """The input tokens that the previous request had, too, and that were not read from the cache. None if the endpoint
+    does not say."""
     cost: float | None
     """The cost of the request in US dollars, or None if it is unknown."""
     created_ms: int
@@ -106,7 +107,7 @@ class ToolUse:
     name: str
     calls: int = 0
     ms: int = 0
-    """The time that the calls took, in milliseconds. Calls that ran at once count each."""
+    """The time that the calls took, in milliseconds. The times of calls that ran at the same time are added."""
     sent_tokens: int = 0
     """The estimated tokens of its outputs, counted once for each request that contained them."""
 
@@ -133,7 +134,7 @@ class _Path:
     hiding: dict[int, Checkpoint | Mask] = field(default_factory=dict)
     """The compactions that were not undone, by the id of their entry."""
     started: set[CallRef] = field(default_factory=set)
-    """The calls that began to run. A call with a result that is missing here was refused."""
+    """The calls that began to run. A call that has a result but is missing here was refused."""
 
 
 @dataclass(slots=True, kw_only=True)

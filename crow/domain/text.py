@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 
 TITLE_CHARS = 200
-"""The most characters of a title, without the note of how much is left out."""
+"""The maximum length of a title, not counting the note that says how much is left out."""
 
 
 def shorten(text: str, chars: int) -> str:

@@ -72,7 +72,7 @@ class Compactor:
         branch."""
 
     async def use(self, model: Model) -> None:
-        """Compact for another model from now on."""
+        """Switch to another model."""
         self.model = model
         await self.gauge.use(lambda: model.info)
 

@@ -40,7 +40,7 @@ END_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    """What is still to be stored."""
+    """Things that are not stored yet."""
 
     end: tuple[NewEntry, ...] = ()
     """The entries that end the turn."""
@@ -56,7 +56,7 @@ class _Pending:
 
 @dataclass(slots=True, kw_only=True)
 class _Others:
-    """What is known of other processes that work on the session."""
+    """Knowledge about other processes that work on the session."""
 
     own: set[int] | None = None
     """The ids of entries that this process stored and `Branch.follow` has not received yet. None if the branch is not
@@ -69,7 +69,7 @@ class _Others:
 
 @dataclass(slots=True)
 class TurnUsage:
-    """What the requests of a turn have used."""
+    """The usage of the requests of a turn."""
 
     turn: Usage | None = None
     """The usage of all requests of this turn and of its subagents. None if there were no requests."""
@@ -93,11 +93,16 @@ class Branch:
     """A session's path, from the newest valid checkpoint to the leaf.
 
     An entry is stored first, then added to the projection, then published, so the client and the model never see an
-    entry that is not on disk.
+    entry that is not on disk. The store refuses entries if another process has moved the leaf.
 
-    A branch has three states. Idle: `claimed_to` is None. In a turn: from `claim` until the turn is released.
-    Unsettled: the store has refused the end of the turn, which stays in memory until `settle` can store it and release
-    the turn.
+    A branch has three states:
+
+    - Idle: no turn runs here, and `claimed_to` is None. `follow` takes over the entries of other processes.
+    - In a turn: from `claim` until the end of the turn is stored. `follow` only reports the entries of other processes.
+    - Unsettled: `end_turn` could not store the end of the turn, which stays in memory. `settle` tries again.
+
+    If another process has taken over the turn, the store refuses the end of the turn. The branch then becomes idle, and
+    the next `follow` reads the path again.
     """
 
     def __init__(self, store: BranchStore, publisher: Publisher, tail: Tail) -> None:
@@ -108,7 +113,8 @@ class Branch:
         self._others = _Others()
         self.usage = TurnUsage()
         self.answers = 0
-        """How many answers of the model came since this object was made, also those that a compaction has replaced."""
+        """How many answers of the model came since this object was made, including those that a compaction has
+        replaced."""
         self.claimed_to: int | None = None
         """While this process runs a turn: the id of the entry that was the session's newest when the turn was claimed.
         Otherwise None."""
@@ -250,7 +256,8 @@ class Branch:
             self._others.known_to = max(self._others.known_to, entry.id)
 
     async def publish_stored(self, stored: Sequence[Entry]) -> None:
-        """Publish all these entries. Cancellation only ends the waits for clients."""
+        """Publish all these entries, even if the caller is cancelled. Cancellation only ends the waits for slow
+        clients."""
         cancelled: BaseException | None = None
         for entry in stored:
             try:
@@ -472,8 +479,8 @@ class Branch:
     async def change_rules(
         self, change: Callable[[Sequence[JsonObject]], Sequence[JsonObject]]
     ) -> tuple[JsonObject, ...]:
-        """Replace the session's permission rules with what `change` makes of the stored ones, and return the new rules.
-        Changes that begin at the same moment are made one after the other, so none is lost."""
+        """Call `change` with the stored permission rules of the session, store its result, and return it. Changes that
+        begin at the same moment are made one after the other, so none is lost."""
         async with self._lock:
             row = await self._store.session(self.row.id)
             rules = tuple(change(row.permissions))

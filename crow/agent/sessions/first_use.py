@@ -1,4 +1,4 @@
-"""Does what is due once in each process, or once in each directory that is new to its user."""
+"""Runs the checks that each process makes once, and describes directories that are new to their user."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class FirstUse:
                 for each in await layers.recover():
                     session.claims.remark_later(notice_of_recovery(each))
             except (OSError, ValueError) as error:
-                logger.warning("What a killed process has left could not be settled: %s", error)
+                logger.warning("The changes of a killed process could not be completed or taken back: %s", error)
 
     async def _prune_changes(self, session: Session, store: Store | None) -> None:
         layers = session.workspace.layers
