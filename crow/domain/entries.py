@@ -442,6 +442,9 @@ ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder | Custom
 SessionBody: TypeAlias = Remark | Command | Note | ModelRequest
 Body: TypeAlias = TurnBody | ContextBody | SessionBody
 
+BREAKS = (Checkpoint, Mask, Restore, Prompt)
+"""After an entry of these kinds, a request does not begin with the whole previous request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
 from crow.domain.entries import (
+    BREAKS,
     Assistant,
     Body,
     CallRef,
@@ -27,8 +28,6 @@ _MOST = 10
 """The number of breaks, outputs and tools that are listed."""
 RESULT_BYTES = 100_000
 """The model never sees more of a tool output than this, so no more of it needs to be read."""
-_BREAKS = (Checkpoint, Mask, Restore, Prompt)
-"""Entries after which a request does not begin with the whole previous request."""
 
 _CHARS_PER_TOKEN = 4
 """For the estimated size of a tool output."""
@@ -40,7 +39,7 @@ _TITLE_CHARS = 80
 
 def is_break(body: Body) -> bool:
     """Return whether the first request after this entry does not begin with the whole previous request."""
-    return isinstance(body, _BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
+    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
 
 
 def reason_of_break(body: Body) -> str:
@@ -95,7 +94,7 @@ class SentOutput:
     tokens: int
     """Its estimated size."""
     sent: int = 0
-    """The number of requests that contained it so far."""
+    """The number of counted requests that contained it so far."""
     sent_tokens: int = 0
     """`tokens` times `sent`. Set at the end of the path; 0 until then."""
 
@@ -149,7 +148,7 @@ class Spending:
     since_ms: int = 0
     before_ms: int = 2**62
     model: str = ""
-    """Only requests to models whose name contains this text count."""
+    """Only requests to models whose name contains this text count, and only the calls and outputs of such models."""
     requests: int = 0
     tokens_in: int = 0
     tokens_cached: int = 0
@@ -190,7 +189,7 @@ class Spending:
         match body:
             case Assistant():
                 path.requests += 1
-                for output in path.live:
+                for output in path.live if counts else ():
                     output.sent += 1
                 self._note_request(entry, counts=counts)
             case ToolResult():
@@ -262,7 +261,8 @@ class Spending:
         is_new = entry.id not in self._seen
         self._seen.add(entry.id)
         is_own = self.sessions is None or entry.session in self.sessions
-        has_model = not self.model or self.model.lower() in entry.model.lower()
+        model = entry.model or self._path.model  # a result belongs to the model that made the call
+        has_model = not self.model or self.model.lower() in model.lower()
         return is_new and is_own and has_model and self.since_ms <= entry.created_ms < self.before_ms
 
     def _count_usage(self, entry: Entry) -> None:

@@ -4,8 +4,9 @@ Sizes are in the provider's tokens, except for estimates, which :mod:`crow.domai
 
 `measure` finds two things in the token counts that the provider reported with its answers:
 
-- The anchor is the newest believable count since the last break (see `_BREAKS`). The next request repeats the counted
-  request, so its size is this count plus the later messages. Without an anchor, the whole request is estimated.
+- The anchor is the newest believable count since the last break (see `crow.domain.entries.BREAKS`). The next request
+  repeats the counted request, so its size is this count plus the later messages. Without an anchor, the whole request
+  is estimated.
 - The scale converts an estimate to the provider's tokens. It is the anchor's count divided by the estimate of the same
   request. Without an anchor, it comes from an older believable count, or else from the calibration that is stored with
   the session.
@@ -26,7 +27,7 @@ from itertools import islice, takewhile
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
 from crow.agent.history.branch import Branch
 from crow.domain.conversation import Context
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, Restore
+from crow.domain.entries import BREAKS, Assistant, Body, Entry, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
 from crow.domain.messages import AssistantMessage, JsonObject, ToolCall, Usage
@@ -57,8 +58,6 @@ _BELIEVED = (0.25, 4.0)
 """Crow believes the provider's token count if the count divided by the calibrated estimate lies between these two
 numbers."""
 
-_BREAKS = (Checkpoint, Mask, Restore, Prompt)
-"""The entries after which a request does not just extend the previous request."""
 _ANSWERS_COMPARED = 16
 """Of the answers since the last break, at most this many are compared with each other."""
 _ANSWERS_SEARCHED = 64
@@ -473,7 +472,7 @@ def _report_of(entry: Entry, endpoint: str) -> RequestSize | None:
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[RequestSize, ...]:
     """Return the reports since the last break, newest first."""
-    extending = takewhile(lambda entry: not isinstance(entry.body, _BREAKS), reversed(entries))
+    extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), _ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := _report_of(answer, endpoint)) is not None)
 

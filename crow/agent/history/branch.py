@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -81,7 +81,7 @@ class TurnUsage:
         self.turn = usage if self.turn is None else self.turn + usage
 
     def add_idle(self, usage: Usage) -> None:
-        """Add `usage` to the sum of the next turn: no turn runs."""
+        """Add `usage` to the sum of the next turn. Call this if no turn runs."""
         self._idle = usage if self._idle is None else self._idle + usage
 
     def begin_turn(self) -> None:
@@ -301,12 +301,14 @@ class Branch:
                 raise
             self.claimed_to = self._others.known_to
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
-            own = {entry.id for entry in start.entries}
-            added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
-            has_old_leaf = any(entry.id == known for entry in self.entries)
-            return start.moved and not (
-                has_old_leaf and all(isinstance(entry.body, Note | ModelRequest) for entry in added)
-            )
+            return start.moved and not self._has_only_notes_since(known, {entry.id for entry in start.entries})
+
+    def _has_only_notes_since(self, leaf: int | None, own: Collection[int]) -> bool:
+        """Return whether the entry `leaf` is still on the path, and is followed only by notes, request entries and the
+        entries with the ids `own`."""
+        added = [entry.body for entry in self.entries if leaf is not None and entry.id > leaf and entry.id not in own]
+        has_leaf = any(entry.id == leaf for entry in self.entries)
+        return has_leaf and all(isinstance(body, Note | ModelRequest) for body in added)
 
     def be_followed(self) -> None:
         """Prepare for `follow`. Call this before the first call of `follow`."""
