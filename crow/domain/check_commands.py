@@ -102,9 +102,9 @@ _WITH_VERB = _words("ruff biome dmypy ty pyrefly go golangci-lint flow phpstan d
 """Linters and type checkers whose first operand is not a path."""
 _PATHLESS = frozenset((*_RUNNERS.split("|"), "make", "just", "cargo", "pre-commit", "terraform", "srb", "lint-imports"))
 _HIDING = _words("exit exec return trap eval alias kill enable break continue builtin")
-"""With one of these commands in a line, the exit code of the line says little about the others."""
+"""With one of these commands in a line, the exit code of the line does not show how its other commands ended."""
 _UNFAILING = _words("cd pushd popd echo printf export set unset shopt true : pwd date sleep source .")
-"""Programs that hardly ever fail. If a line of these and a check fails, the check has failed or did not run."""
+"""Programs that hardly ever fail. If all other commands of a failed line are among these, the check is to blame."""
 _FILTERS = _words("cat tee tail head sort uniq wc nl tr cut")
 """Programs that hardly ever fail if they read from a pipe."""
 _SUFFIXES = {
@@ -464,7 +464,8 @@ def _outcome(
 
 
 def _failure(segments: Sequence[_Segment], check: _Segment) -> Outcome:
-    """Return how `check` ended if these commands failed together: `unknown` if another one may have failed instead."""
+    """Return how `check` ended in a failed line of these commands: `unknown` if another command may have failed
+    instead."""
     others = [each for each in segments if each is not check and each.words]
     is_blamed = all(
         each.words[0] in _UNFAILING or (each.before in ("|", "|&") and each.words[0] in _FILTERS) for each in others

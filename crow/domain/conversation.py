@@ -383,7 +383,8 @@ class _Rows:
 
     def push(self, message: Message, origin: int) -> None:
         """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a
-        fixed line in the other role. There is one exception: an answer that continues a paused answer follows it."""
+        fixed line in the other role. There is one exception: an answer that continues a paused answer follows it
+        directly."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)

@@ -227,7 +227,7 @@ def lacks_memory(error: BaseException) -> bool:
             return any(map(lacks_memory, wrapped))
         case MemoryError():
             return True
-        case OSError(errno=number):  # OpenSSL says it only in words
+        case OSError(errno=number):  # OpenSSL reports it only in the text
             return number == errno.ENOMEM or "] malloc failure" in str(error)
         case RuntimeError():
             return str(error) == "can't start new thread"

@@ -65,7 +65,7 @@ def base32(data: bytes) -> str:
 
 
 def describe(value: object, chars: int = 80) -> str:
-    """Return a value from JSON as JSON for a message, shortened to `chars` characters."""
+    """Return a value that was read from JSON as JSON text for a message, shortened to `chars` characters."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:

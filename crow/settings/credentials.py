@@ -26,7 +26,8 @@ _REMOVED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_ASKPASS", "SSH_ASKPASS", "GIT_CONFI
 
 
 class CredentialSettings(Section):
-    """A credential that crow adds to HTTPS requests of confined commands to one host, outside of the sandbox."""
+    """A credential for one host. Crow adds it, outside of the sandbox, to the HTTPS requests that confined commands
+    send to this host."""
 
     from_git: Switch = False
     """Whether crow asks git's credential helpers for the user name and the password. Git settings in repositories are

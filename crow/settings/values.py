@@ -372,11 +372,11 @@ class PermissionSettings(Section):
         Field(strict=False),
         Expected(
             'a list of names that docs/permissions.md lists as removable, such as [".gitattributes"]; .git, HEAD, '
-            ".crow and places of keys, such as .ssh, always stay protected"
+            ".crow and names that hold keys, such as .ssh, always stay protected"
         ),
     ] = ()
-    """Names to remove from the list of protected names. Git's own files, crow's files and places of keys stay
-    protected."""
+    """Names to remove from the list of protected names. Git's own files, crow's files and names that hold keys, such as
+    .ssh, stay protected."""
     keep_ignored: Switch = True
     """Whether commands may change files that git ignores, such as builds and caches, without a question."""
     fetch_private: Switch = False

@@ -29,9 +29,9 @@ from crow.tools.layers import ChangeSet, Conflict
 
 _MAX_NAMES = 3
 _INVERTS = "inverts"
-"""The key in `ChangeSet.about` of the id of the change set that this one undoes."""
+"""The key in `ChangeSet.about` whose value is the id of the change set that this one undoes."""
 _CALL = "call"
-"""The key in `ChangeSet.about` of the id of the call that made the change set."""
+"""The key in `ChangeSet.about` whose value is the id of the call that made the change set."""
 _GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
 
 

@@ -50,7 +50,8 @@ class Claims:
                     if not branch.row.model and (name := self._conversation.adapters.default_model()):
                         await set_model(branch, name)
                         row = branch.row
-                    # A command is stored with its answer, and a prompt to which servers add content with that content.
+                    # A command is stored together with its answer. A prompt to which servers add content is stored
+                    # together with that content.
                     if prompt.command is not None:
                         moved = await branch.claim(None, name=prompt.name, command_id=prompt.message_id)
                     elif prompt.needs_servers:

@@ -67,8 +67,8 @@ class FirstUse:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def check(self, session: Session, client: Client, store: Store | None) -> None:
-        """Warn the user if commands are not confined, and remove the old contents of files that nobody needs any more.
-        Only the first session of a process does this."""
+        """Warn the user if commands are not confined, and remove stored old contents of files whose call or session was
+        deleted. Only the first session of a process does this."""
         await self._warn_about_sandbox(session, client)
         await self._prune_changes(session, store)
 
