@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
 CheckKind: TypeAlias = Literal["test", "types", "build", "lint", "named"]
-"""`named`: the user has named the command."""
+"""`named`: the user's settings say that the command is a check."""
 Outcome: TypeAlias = Literal["passed", "failed", "unknown"]
 """`unknown`: the exit code does not show how the check ended."""
 
@@ -74,7 +74,7 @@ _HARMLESS_GIT = _words(
     "tag config shortlog reflog cat-file"
 )
 _OUTPUT_OF = {"git": ("--output",), "sort": ("-o", "--output"), "tree": ("-o",)}
-"""Options with which such a program writes a file."""
+"""Options with which one of these harmless programs writes a file."""
 _IDLE = _words(
     "--version -V --help -h --collect-only --co --fixtures --listTests --list --list-tests --dry-run "
     "--setup-plan --setup-only --no-run --showconfig --just-print --show-files --show-settings --showConfig "
@@ -102,7 +102,11 @@ _WITH_VERB = _words("ruff biome dmypy ty pyrefly go golangci-lint flow phpstan d
 """Linters and type checkers whose first operand is not a path."""
 _PATHLESS = frozenset((*_RUNNERS.split("|"), "make", "just", "cargo", "pre-commit", "terraform", "srb", "lint-imports"))
 _HIDING = _words("exit exec return trap eval alias kill enable break continue builtin")
-"""With one of these commands in a line, the exit code of the line says little about the others."""
+"""With one of these commands in a line, the exit code of the line does not show how its other commands ended."""
+_UNFAILING = _words("cd pushd popd echo printf export set unset shopt true : pwd date sleep source .")
+"""Programs that hardly ever fail. If all other commands of a failed line are among these, the check is to blame."""
+_FILTERS = _words("cat tee tail head sort uniq wc nl tr cut")
+"""Programs that hardly ever fail if they read from a pipe."""
 _SUFFIXES = {
     "py pyi": "mypy dmypy pyright basedpyright pyrefly ty pytype ruff black isort flake8 pylint bandit",
     "ts tsx js jsx mts cts mjs cjs vue svelte": "tsc vue-tsc svelte-check eslint oxlint biome flow",
@@ -117,7 +121,7 @@ _SUFFIXES = {
     "tf": "terraform",
 }
 _SUFFIXES_OF = {name: frozenset(suffixes.split()) for suffixes, names in _SUFFIXES.items() for name in names.split()}
-"""The files that a linter or type checker reads."""
+"""Maps each linter and type checker to the suffixes of the files that it reads."""
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t]+|\\\n|(?<![^\s;&|()])\#[^\n]*)|(?P<redirect>[0-9]*(?:<<<|<<-?|<>|>>|>\||[<>]&|&>>?|[<>]))"""
@@ -146,7 +150,7 @@ class CheckRun:
     kind: CheckKind
     outcome: Outcome = "unknown"
     exit_code: int | None = None
-    """The exit code of the whole command line. None if it was ended."""
+    """The exit code of the whole command line. None if the line timed out or was cancelled."""
     began: int = 0
     """The id of the entry with which the command line began, if it comes from a log."""
     files: tuple[str, ...] | None = None
@@ -202,7 +206,7 @@ def command_facts(
     named: Sequence[str] = (),
     pipes: Sequence[Sequence[int]] | None = None,
 ) -> CommandFacts:
-    """Read a command line that ended with `exit_code`, or with None if it was ended.
+    """Read a command line that ended with `exit_code`. The exit code is None if the line timed out or was cancelled.
 
     `named` are the commands that the user calls checks. `pipes` are the exit codes of the line's last pipe, and
     those of earlier pipes in which a command failed; None if they are unknown.
@@ -221,8 +225,11 @@ def command_facts(
         kind = _kind_of(words, named)
         if kind is not None:
             check = _check(words, kind, directory, cwd)
-            is_told = is_clear and not _is_forgiving(words)
-            outcome = _outcome(segments, index, exit_code, pipes) if is_told else _unclear(exit_code)
+            outcome: Outcome = "unknown"
+            if is_clear and not _is_forgiving(words):
+                outcome = _outcome(segments, index, exit_code, pipes)
+            elif exit_code != 0:
+                outcome = _failure(segments, segment)
             found.append((index, replace(check, outcome=outcome, exit_code=exit_code)))
         elif segment.writes or not (_is_harmless(words) or (found and words[0] == "tee")):
             changes.append(index)
@@ -236,7 +243,8 @@ def command_facts(
 
 
 def _segments(line: str) -> tuple[list[_Segment], bool]:
-    """Split a line at its operators. The second value is false if the exit code cannot be understood."""
+    """Split a line at its operators. The second value is false if the line is too complex to say from its exit code how
+    its commands ended."""
     if len(line) > _MAX_CHARS:
         return [_Segment(words=line[:_MAX_CHARS].split(), before="")], False
     segments, at, is_clear, joins, target = [_Segment(words=[], before="")], 0, True, False, ""
@@ -428,7 +436,7 @@ def _outcome(
 ) -> Outcome:
     """Return how the command at `index` ended, as far as the exit code of the whole line shows it."""
     if exit_code is None:
-        return "failed"
+        return _failure(segments, segments[index])
     start = max((at for at in range(index + 1) if segments[at].before in (";", "\n", "")), default=0)
     end = next((at for at in range(index + 1, len(segments)) if segments[at].before in (";", "\n")), len(segments))
     sets = [segment.words for segment in segments[:start] if segment.words[:1] == ["set"]]
@@ -445,15 +453,24 @@ def _outcome(
             return "passed" if last[index - begin] == 0 else "failed"
         was_hidden = pipes is None or any(any(each[:-1]) for each in pipes)
         if was_hidden and not any("pipefail" in words for words in sets):
-            return _unclear(exit_code)
+            return "unknown"
     is_optional = any(each.before == "||" for each in (segments[begin], *segments[index + 1 : end]))
     if exit_code == 0:
         return "unknown" if is_optional else "passed"
-    return "failed"
+    tried = segments[:end] if stops else segments[start:end]
+    if all(each.before == "||" for each in tried[1:]):  # the line fails only if all of them fail
+        return "failed"
+    return _failure(tried, segments[index])
 
 
-def _unclear(exit_code: int | None) -> Outcome:
-    return "unknown" if exit_code == 0 else "failed"
+def _failure(segments: Sequence[_Segment], check: _Segment) -> Outcome:
+    """Return how `check` ended in a failed line of these commands: `unknown` if another command may have failed
+    instead."""
+    others = [each for each in segments if each is not check and each.words]
+    is_blamed = all(
+        each.words[0] in _UNFAILING or (each.before in ("|", "|&") and each.words[0] in _FILTERS) for each in others
+    )
+    return "failed" if is_blamed else "unknown"
 
 
 def _inside(path: str, cwd: str) -> str:

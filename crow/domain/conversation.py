@@ -163,7 +163,8 @@ class Projection:
         """The names of unloaded skills, with the entries that unloaded them last."""
         breaks = [entry.id for entry in self._entries if isinstance(entry.body, (Checkpoint, Mask, Restore))]
         self._broken_at = max(breaks, default=0)
-        """The id of the newest break or prompt entry, or 0. What precedes older answers may have changed since."""
+        """The id of the newest break or prompt entry, or 0. The messages before an older answer may have changed
+        since."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         """The entry of the checkpoint that applies at the leaf."""
@@ -189,7 +190,8 @@ class Projection:
         self._step: _OpenStep | None = None
         """The newest answer with calls, as long as results may still arrive for it."""
         self._settled_rows: _Rows | None = None
-        """`_rows` and the open step. None if there is no step, or if it has changed since."""
+        """A copy of `_rows` with the messages of the open step. None if there is no step, or if the step has changed
+        since the copy was made."""
         system = SystemMessage(text="")
         self._rows = _Rows([system], [0], [estimate_message(system)])
         if self.checkpoint is not None and isinstance(self.checkpoint.body, Checkpoint):
@@ -340,7 +342,8 @@ def unloaded_skill(body: Body) -> str:
 
 
 def skill_in(name: str) -> str:
-    """Return the name of a skill. A checkpoint may have kept the title of the call that loaded it instead."""
+    """Return the name of a skill. `name` is that name or, in a checkpoint, the title of the call that loaded the
+    skill."""
     return name.removeprefix(LOADING).removesuffix(FROM_WORKSPACE)
 
 
@@ -380,7 +383,8 @@ class _Rows:
 
     def push(self, message: Message, origin: int) -> None:
         """Add a message. User and assistant messages must alternate. If this message breaks that rule, first add a
-        fixed line in the other role. There is one exception: an answer that continues a paused answer follows it."""
+        fixed line in the other role. There is one exception: an answer that continues a paused answer follows it
+        directly."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)

@@ -63,7 +63,7 @@ def equal_lines(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, 
     """Yield blocks of equal lines in order, as (start in a, start in b, length).
 
     The first block is the common head, and the last is the common tail. Each other block contains a line that occurs
-    exactly once in the part of each text between the head and the tail.
+    exactly once in `a` and once in `b`, not counting the head and the tail.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)

@@ -161,7 +161,7 @@ class Assistant:
     """If set, the model sees the arguments of all calls shortened to about this many characters in total. The calls
     themselves run with the complete arguments."""
     wire: WireName = "chat"
-    """The form in which the answer came. The opaque fields are sent back only in this form."""
+    """The API through which the answer came. The opaque fields are sent back only through this API."""
     sent: SentRequest | None = None
     """The request that this response answers. None if an older version stored the entry, if crow died before the end of
     the answer, or if the model is built in."""
@@ -208,7 +208,7 @@ class Attachment:
     data: str = ""
     """The content of the file in base64."""
     for_model: bool = False
-    """Whether the model gets the file too, if it takes files. Otherwise it gets only a description."""
+    """Whether the model gets the file, if it accepts files. Otherwise the model gets only a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ class Checkpoint:
     files_shown: tuple[ShownFile, ...] = ()
     """Files in use, with their text."""
     threshold: int | None = None
-    """From this size on, in tokens, crow compacts by itself. None if an older version stored the entry."""
+    """The size, in tokens, at which crow compacts by itself. None if an older version stored the entry."""
     window: int | None = None
     """The model's context window in tokens. None if an older version stored the entry."""
     focus: str = ""
@@ -337,8 +337,8 @@ class Restore:
 
     entry: int
     skill: str = ""
-    """If set, the skill with this name is unloaded, however often it was loaded before. `entry` is then where it was
-    loaded last."""
+    """If set, the skill with this name is unloaded, however often it was loaded before. `entry` is then the id of the
+    entry that loaded it last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,12 +389,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A label, or a change to the session that applies from this entry on."""
+    """A label, or a change to the session that takes effect at this entry."""
 
     about: Literal["model", "thought_level", "mode", "label", "dialect"]
     value: str
     """The new value. The thought level "" stands for the endpoint's default. For `dialect`, the value names the parts
-    of messages that the endpoint refused. Crow leaves these parts out from now on."""
+    of messages that the endpoint refused. After this entry, crow leaves these parts out."""
     previous: str = ""
     """For `model` and `thought_level`, the value before the change. Going back to an earlier entry restores it."""
     entry: int | None = None
@@ -407,7 +407,7 @@ LABEL_CHARS = 60
 
 
 def is_label(name: str) -> bool:
-    """Return whether `name` can be a label: visible, not too long, and no number of a prompt or an entry."""
+    """Return whether `name` can be a label: visible, not too long, and not like the number of a prompt or entry."""
     return 0 < len(name) <= LABEL_CHARS and safe(name) == name and not name.startswith("#") and not name.isdecimal()
 
 
@@ -442,6 +442,9 @@ ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder | Custom
 SessionBody: TypeAlias = Remark | Command | Note | ModelRequest
 Body: TypeAlias = TurnBody | ContextBody | SessionBody
 
+BREAKS = (Checkpoint, Mask, Restore, Prompt)
+"""After an entry of these kinds, a request does not begin with the whole previous request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
@@ -454,8 +457,8 @@ class NewEntry:
     cost: float | None = None
     """In US dollars. None if it is unknown."""
     estimate: int | None = None
-    """For an answer, the estimated size of the request, in tokens. For a prompt, a result or a system message, that of
-    the message, which the store adds."""
+    """An estimated size in tokens. For an answer, it is the size of the answered request. For a prompt, a result or a
+    system message, it is the size of the message, and the store fills it in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

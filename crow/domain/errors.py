@@ -49,7 +49,7 @@ class UserError(CrowError):
     """An error that the user can fix."""
 
     reason = ""
-    """A word by which programs recognise the error. Empty if the sentence is enough."""
+    """A word by which programs recognise the error. Empty if programs do not need to."""
 
 
 class ConfigError(UserError):
@@ -139,7 +139,7 @@ class BadRequest(ModelError):
     def __init__(self, message: str, *, is_unclear: bool = False) -> None:
         super().__init__(message)
         self.is_unclear = is_unclear
-        """If true, the request may be too long: the endpoint gave no reason, or its reason may mean that."""
+        """If true, the request may be too long: the endpoint gave no reason, or one that may mean this."""
 
 
 class NetworkError(ModelError):
@@ -204,8 +204,8 @@ class LeafMoved(StoreError):
 
 
 class RepeatedPrompt(StoreError):
-    """The session already has a prompt with this name, so this one was not stored. `message_id` is the message id of
-    the first one."""
+    """The session already has a prompt with this name, so the repeat was not stored. `message_id` is the message id of
+    the stored prompt."""
 
     def __init__(self, prompt_id: str, message_id: str) -> None:
         super().__init__(f'The prompt "{prompt_id}" was already sent. This repeat was not stored.')
@@ -227,7 +227,7 @@ def lacks_memory(error: BaseException) -> bool:
             return any(map(lacks_memory, wrapped))
         case MemoryError():
             return True
-        case OSError(errno=number):  # OpenSSL says it only in words
+        case OSError(errno=number):  # OpenSSL reports it only in the text
             return number == errno.ENOMEM or "] malloc failure" in str(error)
         case RuntimeError():
             return str(error) == "can't start new thread"

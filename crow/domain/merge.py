@@ -16,7 +16,7 @@ def merged_text(base: bytes, theirs: bytes, own: bytes) -> bytes | None:
         return own
     if b"\0" in base + theirs + own:
         return None
-    # bytes are split only at line ends; in Latin-1, `str` would also split within characters of UTF-8
+    # Split the bytes: `str.splitlines` also splits at characters such as \x85, a byte that occurs within UTF-8.
     before, left, right = (
         [line.decode("latin-1") for line in text.splitlines(keepends=True)] for text in (base, theirs, own)
     )

@@ -102,7 +102,7 @@ class ToolSpec:
     """A JSON Schema."""
     freeform: Freeform | None = None
     """Set if the model may write the input as plain text. `input_schema` then has exactly one property, a string, which
-    is this text. A wire without such tools offers the tool with this schema."""
+    is this text. An API without such tools gets the tool with this schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class ToolCall:
     arguments: str
     """Always a valid JSON object as text, because every later request repeats the arguments."""
     fault: str | None = None
-    """If set, the call cannot run. Tells the model why."""
+    """If set, the call cannot run, and this text tells the model why."""
     raw: str | None = None
     """If `fault` is set, the text of the arguments as crow received it."""
     extra: JsonObject = field(default_factory=dict)
@@ -162,7 +162,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 WireName: TypeAlias = Literal["chat", "responses", "messages"]
-"""The form of requests and answers: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
+"""The API of an endpoint: OpenAI's Chat Completions, OpenAI's Responses, or Anthropic's Messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class SentRequest:
 
 
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted", "paused"]
-"""`paused`: the endpoint runs tools of its own, and goes on with the answer when it gets it back."""
+"""`paused`: the endpoint runs tools of its own, and continues the answer when crow sends the answer back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class Answer:
     reasoning_field: str | None = None
     """The name of the provider's field that contained `thought`, or None if there was no such field."""
     wire: WireName = "chat"
-    """The form in which the answer came."""
+    """The API through which the answer came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,12 +243,13 @@ class AssistantMessage:
     endpoint: str = ""
     """The endpoint that the `opaque` fields came from."""
     wire: WireName = "chat"
-    """The form in which the answer came. The `opaque` fields are sent back only in this form."""
+    """The API through which the answer came. The `opaque` fields are sent back only through this API."""
     is_before_break: bool = False
     """Whether the message has opaque fields and was made before a break. The model may have had another system message,
     other tools or other earlier messages then."""
     is_paused: bool = False
-    """Whether the answer is unfinished. The next message continues it; if there is none, the endpoint will."""
+    """Whether the answer is unfinished. The next message continues it. If there is no next message, the endpoint will
+    continue it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,8 +141,8 @@ ROWS = (
 WORKING_PARTS = frozenset(
     ((".claude", "worktrees"), *((".yarn", name) for name in ("cache", "unplugged", "install-state.gz")))
 )
-"""Folders whose names are protected, each with a part that is not: programs keep ordinary work there, such as whole
-worktrees or downloaded packages."""
+"""Folders whose names are protected, each with a name in it that is not protected: programs keep ordinary work there,
+such as whole worktrees or downloaded packages."""
 
 REPOSITORY_PARTS = frozenset(
     (
@@ -190,7 +190,7 @@ class ProtectedNames:
         gone = {name.casefold() for name in removed}
         kept = [(name, row.is_last) for row in ROWS for name in row.names if row.is_fixed or name not in gone]
         kept += [(name.strip("/"), False) for name in added]
-        # Names that protect a path in which they are any part, or the last part.
+        # Names that protect a path if they are any of its parts (`_anywhere`), or its last part (`_last`).
         self._anywhere = frozenset(name for name, is_last in kept if _is_plain(name) and not is_last)
         self._last = frozenset(name for name, is_last in kept if is_last)
         self._anywhere |= {fold_name(name) for name in self._anywhere}

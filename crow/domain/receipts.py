@@ -33,7 +33,7 @@ _LEFT_BEHIND = re.compile(
 )
 """Files that checks and builds leave behind."""
 _HIDDEN = re.compile(r"(?:^|/)\.")
-"""Hidden files. If a command is known to be only a check, it leaves them behind, too."""
+"""Hidden files. They count as left behind, too, if the command that changed them is only a check."""
 _NEVER = 2**62
 _SHOWN_FILES = 4
 _SHOWN_CHARS = 60
@@ -115,7 +115,7 @@ class _Turn:
     commands: list[str] = field(default_factory=list)
     """The commands that may have changed files."""
     kept: set[CallRef] = field(default_factory=set)
-    """The commands that ran in a layer, and whose changes were kept."""
+    """The calls of commands that ran in a layer, if their changes were kept."""
     last_change: int = 0
     """The id of the entry with the last change of any file. Only checks that began later say something about it."""
     unknown_change: bool = False
@@ -142,8 +142,8 @@ def receipt_of(
 ) -> Receipt | None:
     """Return the receipt of a turn, or None if the turn changed nothing.
 
-    `entries` are those of the turn, and of its subagents for as long as it ran, in any order. `named` are the commands
-    that the user calls checks. `running` names the subagents that still run.
+    `entries` are the entries of the turn, and those that its subagents stored while it ran, in any order. `named` are
+    the commands that the user calls checks. `running` names the subagents that still run.
     """
     turn = _read(sorted(entries, key=lambda entry: entry.id), cwd, tuple(named))
     if not turn.files and not turn.commands:
@@ -271,8 +271,8 @@ def _note_job(turn: _Turn, job: _Job) -> None:
 
 
 def _changed_in_layer(turn: _Turn, result: ToolResult) -> list[tuple[str, bool]]:
-    """Return the files that a command in a layer has changed, without what checks leave behind, such as caches. The
-    second value says whether the file is new. An empty name stands for files that the log does not name."""
+    """Return the files that a command in a layer has changed, except files that checks leave behind, such as caches.
+    The second value says whether the file is new. An empty name stands for files that the log does not name."""
     if result.call not in turn.kept:
         return []
     diffs = result.announcement.diffs
@@ -286,7 +286,7 @@ def _end_job(job: _Job | None, state: str, at: int) -> None:
 
 
 def _note_user_checks(turn: _Turn, ran: object, at: int) -> None:
-    """Add the checks of the user's file, which crow ran itself after an edit."""
+    """Add the runs of the checks in the user's settings, which crow itself ran after an edit."""
     for each in ran if isinstance(ran, list) else ():
         if isinstance(each, Mapping) and isinstance(line := each.get("command"), str):
             exit_code, files = _code(each), each.get("files")
@@ -303,7 +303,7 @@ def _note_user_checks(turn: _Turn, ran: object, at: int) -> None:
 
 
 def _latest(runs: Sequence[CheckRun]) -> list[CheckRun]:
-    """Return the runs in order, without earlier runs that ended as the last run of the same line."""
+    """Return the runs in order. If several runs of a line ended in the same way, return only the last of them."""
     ends: dict[tuple[str, str, Outcome, tuple[str, ...] | None], CheckRun] = {}
     for run in runs:
         key = (run.line, run.directory, run.outcome, run.files)
@@ -324,6 +324,9 @@ def _judge(turn: _Turn, fresh: Sequence[CheckRun]) -> tuple[State, str]:
     for run in last:
         if run.outcome == "failed":
             return "not verified", f"{_shown(run.line)} failed"
+    for run in last:
+        if run.outcome == "unknown" and run.exit_code != 0:
+            return "not verified", f"{_shown(run.line)} or another command of the same line failed"
     names = [*turn.files, *([""] if turn.unknown_change else [])]
     passed = [run for run in last if run.outcome == "passed" and any(map(run.covers, names))]
     if not passed:
@@ -386,5 +389,5 @@ def _end_of(run: CheckRun) -> str:
 
 
 def without_files(line: str) -> str:
-    """Return a command of the user's checks as the model would type it, without what stands for the files."""
+    """Return a command of the user's checks as the model would type it: the part before `{files}`."""
     return line.partition("{files}")[0].strip()

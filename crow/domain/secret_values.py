@@ -94,7 +94,7 @@ def _strength(name: str) -> Literal["none", "weak", "strong"]:
 
 
 def secrets_in(value: str) -> Iterator[str]:
-    """Return the texts in the value of such a variable that results of tools must not show.
+    """Return the secrets in the value of an environment variable that holds secrets.
 
     Texts that may occur anywhere by chance, such as `postgres`, are left out.
     """

@@ -1,11 +1,12 @@
-"""Says where the tokens and the time of sessions went: the cache and its breaks, outputs, tools, people."""
+"""Sums up the tokens and the time of sessions, by cache breaks, tool outputs, tools and waiting for the user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
 from crow.domain.entries import (
+    BREAKS,
     Assistant,
     Body,
     CallRef,
@@ -27,20 +28,18 @@ _MOST = 10
 """The number of breaks, outputs and tools that are listed."""
 RESULT_BYTES = 100_000
 """The model never sees more of a tool output than this, so no more of it needs to be read."""
-_BREAKS = (Checkpoint, Mask, Restore, Prompt)
-"""Entries after which a request does not begin with the whole previous request."""
 
 _CHARS_PER_TOKEN = 4
 """For the estimated size of a tool output."""
 _MISS_TOKENS = 1_024
-"""A request is listed as a break if an entry of the log explains why the cache was missed. Without such an entry, it is
-listed only if more tokens than this could have been read from the cache and were not."""
+"""A request is listed as a break if the log explains why the cache was missed. Otherwise, it is listed only if the
+endpoint did not find more than this many tokens, and more than half, of the previous request in its cache."""
 _TITLE_CHARS = 80
 
 
 def is_break(body: Body) -> bool:
     """Return whether the first request after this entry does not begin with the whole previous request."""
-    return isinstance(body, _BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
+    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
 
 
 def reason_of_break(body: Body) -> str:
@@ -77,7 +76,8 @@ class CacheBreak:
     session: str
     cause: str
     tokens: int | None
-    """The input tokens that were sent before, and not read from the cache. None if the endpoint does not say."""
+    """The input tokens that the previous request had, too, and that were not read from the cache. None if the endpoint
+    does not say."""
     cost: float | None
     """The cost of the request in US dollars, or None if it is unknown."""
     created_ms: int
@@ -94,9 +94,9 @@ class SentOutput:
     tokens: int
     """Its estimated size."""
     sent: int = 0
-    """The number of requests that contained it so far."""
+    """The number of counted requests that contained it so far."""
     sent_tokens: int = 0
-    """`tokens` times `sent`. Set when the model no longer gets the output; 0 until then."""
+    """`tokens` times `sent`. Set at the end of the path; 0 until then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class ToolUse:
     name: str
     calls: int = 0
     ms: int = 0
-    """The time that the calls took, in milliseconds. Calls that ran at once count each."""
+    """The time that the calls took, in milliseconds. The times of calls that ran at the same time are added."""
     sent_tokens: int = 0
     """The estimated tokens of its outputs, counted once for each request that contained them."""
 
@@ -126,10 +126,14 @@ class _Path:
     """The model that answered it."""
     causes: list[str] = field(default_factory=list)
     """Why the next request will not begin with the whole last request. Empty if it will."""
+    outputs: list[SentOutput] = field(default_factory=list)
+    """The outputs that were added."""
     live: list[SentOutput] = field(default_factory=list)
     """The outputs that the next request will contain."""
+    hiding: dict[int, Checkpoint | Mask] = field(default_factory=dict)
+    """The compactions that were not undone, by the id of their entry."""
     started: set[CallRef] = field(default_factory=set)
-    """The calls that began to run. A call with a result that is missing here was refused."""
+    """The calls that began to run. A call that has a result but is missing here was refused."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,7 +148,7 @@ class Spending:
     since_ms: int = 0
     before_ms: int = 2**62
     model: str = ""
-    """Only requests to models whose name contains this text count."""
+    """Only requests to models whose name contains this text count, and only the calls and outputs of such models."""
     requests: int = 0
     tokens_in: int = 0
     tokens_cached: int = 0
@@ -167,7 +171,7 @@ class Spending:
     def begin(self, moves: Mapping[int | None, str] | None = None) -> None:
         """Begin a path. `moves` says to which entries the session has moved back: it maps the id of each to the reason,
         such as an undo. The key None stands for the place before the first entry."""
-        self._retire(self._path.live)
+        self._close(self._path)
         self._path, self._moves = _Path(), dict(moves or {})
 
     def add(self, entry: Entry) -> None:
@@ -185,17 +189,22 @@ class Spending:
         match body:
             case Assistant():
                 path.requests += 1
-                for output in path.live:
+                for output in path.live if counts else ():
                     output.sent += 1
                 self._note_request(entry, counts=counts)
             case ToolResult():
                 self._note_result(entry, body, counts=counts)
             case Started(call=call):
                 path.started.add(call)
-            case Checkpoint(first_kept=kept):
-                self._drop(lambda output: kept is None or output.entry < kept)
-            case Mask(before=before, exceptions=exceptions):
-                self._drop(lambda output: output.entry < before and output.entry not in exceptions)
+            case Checkpoint() | Mask():
+                path.hiding[entry.id] = body
+                path.live = [output for output in path.live if not _hides(entry.id, body, output)]
+            case Restore() if path.hiding.pop(body.entry, None) is not None:
+                path.live = [
+                    output
+                    for output in path.outputs
+                    if not any(_hides(at, each, output) for at, each in path.hiding.items())
+                ]
             case _:
                 pass
         path.previous = entry
@@ -252,7 +261,8 @@ class Spending:
         is_new = entry.id not in self._seen
         self._seen.add(entry.id)
         is_own = self.sessions is None or entry.session in self.sessions
-        has_model = not self.model or self.model.lower() in entry.model.lower()
+        model = entry.model or self._path.model  # a result belongs to the model that made the call
+        has_model = not self.model or self.model.lower() in model.lower()
         return is_new and is_own and has_model and self.since_ms <= entry.created_ms < self.before_ms
 
     def _count_usage(self, entry: Entry) -> None:
@@ -323,20 +333,23 @@ class Spending:
                 title=title_line(body.announcement.title.replace("`", "") or body.name, _TITLE_CHARS),
                 tokens=-(-chars // _CHARS_PER_TOKEN),
             )
+            self._path.outputs.append(output)
             self._path.live.append(output)
 
-    def _drop(self, is_hidden: Callable[[SentOutput], bool]) -> None:
-        """Stop counting outputs that the model no longer gets."""
-        hidden = [output for output in self._path.live if is_hidden(output)]
-        self._path.live = [output for output in self._path.live if not is_hidden(output)]
-        self._retire(hidden)
-
-    def _retire(self, outputs: list[SentOutput]) -> None:
-        for output in outputs:
+    def _close(self, path: _Path) -> None:
+        """Add up the tokens of the outputs of a path."""
+        for output in path.outputs:
             output.sent_tokens = output.tokens * output.sent
             self.tools[output.tool].sent_tokens += output.sent_tokens
-        found = (output for output in (*self.outputs, *outputs) if output.sent_tokens)
+        found = (output for output in (*self.outputs, *path.outputs) if output.sent_tokens)
         self.outputs = sorted(found, key=lambda output: (-output.sent_tokens, output.entry))[:_MOST]
+
+
+def _hides(at: int, body: Checkpoint | Mask, output: SentOutput) -> bool:
+    """Return whether the compaction that the entry `at` stores hides an output from the model."""
+    if isinstance(body, Checkpoint):
+        return output.entry < (at if body.first_kept is None else body.first_kept)
+    return output.entry < min(body.before, at) and output.entry not in body.exceptions
 
 
 def _break_words(each: CacheBreak) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 
 TITLE_CHARS = 200
-"""The most characters of a title, without the note of how much is left out."""
+"""The maximum length of a title, not counting the note that says how much is left out."""
 
 
 def shorten(text: str, chars: int) -> str:
@@ -65,7 +65,7 @@ def base32(data: bytes) -> str:
 
 
 def describe(value: object, chars: int = 80) -> str:
-    """Return a value from JSON as JSON for a message, shortened to `chars` characters."""
+    """Return a value that was read from JSON as JSON text for a message, shortened to `chars` characters."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except RecursionError:

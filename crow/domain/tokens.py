@@ -20,7 +20,8 @@ IMAGE_TOKENS = 1_500
 
 _FILE_TOKENS = 2_000
 _BASE64_PER_FILE_TOKEN = 100
-"""How many characters of base64 count as one token of a file, beside `_FILE_TOKENS`. Pages with pictures have more."""
+"""This many characters of base64 count as one token of a file, in addition to `_FILE_TOKENS`. Pages with pictures have
+more characters for each token."""
 
 MESSAGE_TOKENS = 4
 """The estimate for the role and the delimiters of a message."""

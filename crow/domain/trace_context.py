@@ -30,7 +30,7 @@ def trace_context_from(meta: Mapping[str, object]) -> dict[str, str]:
 
 
 def use_trace_context(context: Mapping[str, str]) -> None:
-    """Set the trace context of the current task, and of the tasks that it starts from now on."""
+    """Set the trace context of the current task, and of the tasks that it starts after this call."""
     _current.set(context)
 
 

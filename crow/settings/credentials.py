@@ -26,11 +26,12 @@ _REMOVED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_ASKPASS", "SSH_ASKPASS", "GIT_CONFI
 
 
 class CredentialSettings(Section):
-    """A credential that crow adds to HTTPS requests of confined commands to one host, outside of the sandbox."""
+    """A credential for one host. Crow adds it, outside of the sandbox, to the HTTPS requests that confined commands
+    send to this host."""
 
     from_git: Switch = False
-    """Whether git's credential helpers are asked for user name and password. The settings of repositories do not
-    count."""
+    """Whether crow asks git's credential helpers for the user name and the password. Git settings in repositories are
+    ignored."""
     token_env: Variable | None = None
     """The name of the environment variable that holds the token. Commands do not get this variable."""
     token_command: Annotated[
@@ -40,7 +41,7 @@ class CredentialSettings(Section):
     """A command that prints the token. Crow runs it when a command first needs the credential."""
     user: NonEmpty | None = None
     """The user name for Basic authentication, with the token as the password. If unset, the token is sent as `Bearer
-    TOKEN`. A token that contains a space is sent as it is. git's own answer has a user name."""
+    TOKEN`. A token that contains a space is sent as it is. With from_git, the user name comes from git instead."""
     header: Annotated[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")], Expected('the name of a header, such as "X-Api-Key"')
     ] = "Authorization"

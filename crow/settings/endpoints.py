@@ -32,7 +32,7 @@ class Preset:
     base_url: str = ""
     """The URL. Empty if it differs from user to user."""
     url_pattern: str = ""
-    """The URL with words in capitals for what differs from user to user."""
+    """The URL, with words in capitals in place of the parts that differ from user to user."""
     key_env: str | None = None
     """The environment variable that holds the key."""
     thinking: Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"] = "effort"
@@ -182,8 +182,8 @@ def wires_at(base_url: str, model: str) -> tuple[WireName, ...]:
     """Return the APIs to try for a model, best first."""
     wires = preset_at(base_url).wires or _ALL_WIRES
     is_anthropic = "anthropic" in urlsplit(base_url).path.lower().split("/")
-    # Many endpoints serve Anthropic's API below a path of this name. Elsewhere, only that API caches Claude's prompts
-    # and returns its thoughts.
+    # Many endpoints serve Anthropic's API below a path of this name. Other endpoints that have this API cache Claude's
+    # prompts and return its thoughts only through it.
     if is_anthropic or (_CLAUDE.search(model) and "messages" in wires and preset_at(base_url).cache is None):
         return ("messages", *(wire for wire in wires if wire != "messages"))
     return wires
@@ -385,7 +385,7 @@ class Gateways:
 
 
 def _api_type_at(base_url: str) -> ApiType:
-    """Return the kind of an endpoint of the user."""
+    """Return the kind of an endpoint in the user's settings."""
     if preset_at(base_url) is PRESETS["azure"]:
         return "azure"
     return "anthropic" if wires_at(base_url, "")[0] == "messages" else "openai"

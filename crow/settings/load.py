@@ -104,7 +104,8 @@ class Paths:
 
     @property
     def programs(self) -> Path:
-        """The list of directories from which crow takes no programs. See :class:`crow.programs.Programs`."""
+        """The file that lists the directories from which crow takes no programs. See
+        :class:`crow.programs.Programs`."""
         return self.data_dir / "untrusted-programs"
 
     @property
@@ -292,7 +293,7 @@ class _SettingsReader:
         self._model_list = _Given((), "default")
         """The value of `models` if it is a list. Tables `[models.NAME]` are in `_tables`."""
         self._hooks: list[tuple[str, dict[str, _Given]]] = []
-        """The name of each table `[[hooks]]` in messages, and its values."""
+        """For each table `[[hooks]]`, its name in error messages and its values."""
         self._checks = _Given({}, "default")
         for name, value in tree.items():
             self._add(name, value)

@@ -82,12 +82,12 @@ class ModelOptions(Section):
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
     edit_tool: EditTool | None = None
-    """The tool with which the model edits files. If unset, models of OpenAI from gpt-4.1 on get `apply_patch`, and all
+    """The tool with which the model edits files. If unset, OpenAI's models since gpt-4.1 get `apply_patch`, and all
     others `edit_file`."""
     wire: WireChoice | None = None
     """The API that crow speaks with this model: "chat" (OpenAI's Chat Completions), "responses" (OpenAI's Responses) or
-    "messages" (Anthropic's Messages). "auto" lets crow choose: it knows the APIs of the presets, and learns from other
-    endpoints what they refuse. If unset, the provider's wire applies."""
+    "messages" (Anthropic's Messages). "auto" lets crow choose: it knows the APIs of the presets, and tries the APIs
+    with other endpoints. If unset, the provider's wire applies."""
     fallback: OtherModel | None = None
     """The model that answers for the rest of a turn if the endpoint of this model still fails after all retries."""
 
@@ -336,7 +336,7 @@ class CompactionSettings(Section):
     the next prompt needs it. `false` turns this off. Local models never write summaries early."""
     compact_model: SmallModel | None = None
     """The model that writes summaries. It gets a shortened transcript. If it fails, the session's model writes the
-    summary. If unset, the session's model writes all summaries. Its endpoint then has most of each request in its
+    summary. If unset, the session's model writes all summaries. Its endpoint then has most of each such request in its
     cache."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
     """A file with a prompt for summaries. This prompt replaces crow's own prompt. In it, `{words}` stands for the word
@@ -366,17 +366,17 @@ class PermissionSettings(Section):
         Field(strict=False),
         Expected('a list of names, globs or relative paths, such as ["package.json", "deploy/*.sh"]'),
     ] = ()
-    """More names of files and folders that are protected in any folder: each change asks."""
+    """More names of files and folders that are protected in any folder: crow asks about each change."""
     unprotect: Annotated[
         tuple[RemovableName, ...],
         Field(strict=False),
         Expected(
             'a list of names that docs/permissions.md lists as removable, such as [".gitattributes"]; .git, HEAD, '
-            ".crow and places of keys, such as .ssh, always stay protected"
+            ".crow and names that hold keys, such as .ssh, always stay protected"
         ),
     ] = ()
-    """Protected names that are not protected any more. Git's own files, crow's files and places of keys stay
-    protected."""
+    """Names to remove from the list of protected names. Git's own files, crow's files and names that hold keys, such as
+    .ssh, stay protected."""
     keep_ignored: Switch = True
     """Whether commands may change files that git ignores, such as builds and caches, without a question."""
     fetch_private: Switch = False
@@ -430,8 +430,8 @@ class LimitSettings(Section):
     mcp_start_timeout_s: Seconds = 10.0
     """The time limit for the start of an MCP server, in seconds."""
     mcp_wait_s: Annotated[float, Field(ge=0), Expected("seconds, such as 1.0")] = 1.0
-    """The time that a turn waits for MCP servers that are still starting, in seconds. The tools of a server that comes
-    later join the running turn. `crow run` waits until each server is ready or its time limit is over."""
+    """The time that a turn waits for MCP servers that are still starting, in seconds. If a server is ready later, its
+    tools are added to the running turn. `crow run` waits until each server is ready or its time limit is over."""
     mcp_call_timeout_s: Seconds = 600.0
     """The time limit for a call of an MCP tool, in seconds."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100
@@ -440,7 +440,8 @@ class LimitSettings(Section):
     offered_tool_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 2000")] = 2_000
     """If the MCP tools take more tokens than this together, the model finds them with find_tools."""
     always_offered: Annotated[Strings, Expected('a list of tools or globs, such as ["github__get_*"]')] = ()
-    """MCP tools that are always sent to the model, up to `offered_tools`. A tool has its server's name in front."""
+    """MCP tools that are always sent to the model, up to `offered_tools`. The name of a tool begins with its server's
+    name, such as `github__get_issue`."""
     first_byte_timeout_s: Seconds = 300.0
     """The time limit for the beginning of an answer, in seconds."""
     idle_timeout_s: Seconds = 120.0
@@ -464,7 +465,8 @@ class ChatSettings(Section):
     notify_after_s: Annotated[
         float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 20; 0 for never")
     ] = 20.0
-    """A turn that takes this many seconds calls the user at the terminal when it ends or asks. 0 means never."""
+    """If a turn has taken this many seconds, crow notifies the user in the terminal when the turn ends or asks a
+    question. 0 means never."""
 
 
 class DatabaseSettings(Section):
@@ -527,7 +529,7 @@ class TelemetrySettings(Section):
     """Traces and metrics for an OpenTelemetry collector. Crow must be installed with the extra `otel`."""
 
     enabled: Switch = False
-    """Whether crow sends traces and metrics. A change applies from the next start."""
+    """Whether crow sends traces and metrics. A change takes effect at the next start."""
     endpoint: Url | None = None
     """The base URL of the collector. If unset, OpenTelemetry's variables apply, or else http://localhost:4318."""
     content: Switch = False

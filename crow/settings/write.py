@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -13,13 +14,14 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from crow.domain.errors import ArgumentError, ConfigError
+from crow.domain.text import in_format_of
 
 _HEADER = re.compile(r"\s*\[")
 
 
 def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
     """Set keys of `[model]` in `file`. If the value of a key is None, remove the key. Comments and the order of keys
-    are preserved. A new file has mode 0600.
+    are preserved. A new file has mode 0600, and an existing one keeps its mode.
 
     :raises ConfigError: the file cannot be read, changed or written.
     """
@@ -46,15 +48,18 @@ def remove_server(file: Path, name: str) -> None:
 
 def _rewrite(file: Path, change: Callable[[str], str]) -> None:
     try:
-        changed = change(file.read_text("utf-8") if file.exists() else "")
         target = file.resolve()  # the file may be a link, for example to a directory on another disk
+        saved = target.read_bytes().decode() if target.exists() else ""
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600
+        changed = in_format_of(saved, change(saved.replace("\r\n", "\n")))
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = target.with_name(f"{target.name}.{os.getpid()}.new")
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-                out.write(changed)
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                out.write(changed.encode())
                 out.flush()
                 os.fsync(out.fileno())
+            part.chmod(mode)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -139,7 +139,20 @@ V, P, N = "verified", "partly verified", "not verified"
         ("uv run -q python -m pytest", 0, None, ["passed"]),
         ("FOO=1 timeout 60 .venv/bin/pytest", 0, None, ["passed"]),
         ("bash -lc 'mypy . && pytest'", 0, None, ["passed", "passed"]),
-        ("mypy . && pytest", 1, None, ["failed", "failed"]),
+        ("mypy . && pytest", 1, None, ["unknown", "unknown"]),
+        ("mypy . && pytest", None, None, ["unknown", "unknown"]),
+        ("pytest && ./deploy", 1, None, ["unknown"]),
+        ("npm ci && npm test", 1, None, ["unknown"]),
+        ("set -e; npm ci; npm test", 1, None, ["unknown"]),
+        ("npm ci; npm test", 1, None, ["failed"]),
+        ("cd web && npm test && echo ok", 1, None, ["failed"]),
+        ("pytest || ./report", 1, None, ["failed"]),
+        ("pytest | grep FAILED", 1, None, ["unknown"]),
+        ("pytest | grep FAILED", 1, [[0, 1]], ["passed"]),
+        ("cat names | pytest", 1, None, ["unknown"]),
+        ("echo y | pytest", 1, [[0, 1]], ["failed"]),
+        ("set -o pipefail; pytest | tail", 1, None, ["failed"]),
+        ("if ./ready; then pytest; fi", 1, None, ["unknown"]),
         ("source .venv/bin/activate && tox", 0, None, ["passed"]),
         ("npx tsc --noEmit", 2, None, ["failed"]),
         ("go vet ./... && go test ./...", 0, None, ["passed", "passed"]),
@@ -290,6 +303,12 @@ def _mended(script: Script, check: str) -> str:
     script.edit()
     script.shell(check, 0)
     return V
+
+
+def _failed_with_another(script: Script, check: str) -> str:
+    script.shell(f"{check} && mypy .", 1)
+    script.shell("ruff check .")
+    return N
 
 
 def _hidden_by_true(script: Script, check: str) -> str:

@@ -11,6 +11,7 @@ from crow.domain.entries import (
     Entry,
     Mask,
     Prompt,
+    Restore,
     Started,
     ToolResult,
     User,
@@ -24,6 +25,7 @@ class Path:
 
     def __init__(self) -> None:
         self.spending, self.id, self.now = Spending(), 0, 0
+        self.model = "m"
         self.spending.begin()
 
     def add(self, body: Body, after_ms: int = 0, usage: Usage | None = None, cost: float | None = None) -> int:
@@ -37,7 +39,7 @@ class Path:
                 parent=parent,
                 turn=1,
                 body=body,
-                model="m",
+                model=self.model if isinstance(body, Assistant) else "",
                 usage=usage,
                 cost=cost,
                 created_ms=self.now,
@@ -100,6 +102,37 @@ def test_an_output_costs_as_often_as_it_is_sent_and_not_after_it_was_hidden() ->
         ("shell", 1, 2_000),
         ("grep", 1, 300),
     ]
+
+
+def test_an_output_counts_again_after_its_compaction_was_undone() -> None:
+    path = Path()
+    path.add(USER)
+    path.use(path.ask(100, None), 4_000)
+    path.add(Checkpoint(compaction_id="c", summary="s", first_kept=None))
+    covered = path.use(path.ask(100, None), 400)
+    checkpoint = path.add(Checkpoint(compaction_id="c", summary="s", first_kept=None))
+    path.ask(100, None)
+    path.add(Restore(entry=0, skill="review"))
+    path.ask(100, None)
+    path.add(Restore(entry=checkpoint))
+    path.ask(100, None)
+    path.spending.finish()
+    assert [(each.entry, each.sent, each.sent_tokens) for each in path.spending.outputs] == [(covered, 1, 100)]
+
+
+def test_the_calls_and_requests_of_other_models_do_not_count() -> None:
+    path = Path()
+    path.spending.model = "small"
+    path.model = "big"
+    path.use(path.ask(100, None), 4_000, run_ms=100)
+    path.model = "small-1"
+    path.use(path.ask(100, None), 400, run_ms=10)
+    path.ask(100, None)
+    path.model = "big"
+    path.ask(100, None)
+    path.spending.finish()
+    assert [(use.calls, use.ms, use.sent_tokens) for use in path.spending.top_tools()] == [(1, 10, 100)]
+    assert path.spending.tools_ms == 10
 
 
 def test_only_the_ten_most_expensive_outputs_are_kept() -> None:

@@ -286,7 +286,7 @@ async def test_the_tools_of_a_late_server_join_the_running_turn(
         assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
         ready = [one for one in agent.updates(session, "notice") if "is ready" in one["title"]]
         assert [(one["severity"], one["title"], one["description"]) for one in ready] == [
-            ("info", "MCP server nest is ready", "The model has 1 tool of it from now on.")
+            ("info", "MCP server nest is ready", "The model can use 1 tool of it now.")
         ]
         assert ended(agent.updates(session))[-1] == ("completed", "pong")
         await agent.prompt(session, "/context")

@@ -1,8 +1,20 @@
 """Measures how full a branch's context is, and calculates how full it may be.
 
-Sizes are in the provider's tokens. The measurement starts from the newest count that the provider reported since the
-last break (a checkpoint, mask, restore or prompt entry). Later messages are estimated, and a factor for this endpoint
-converts the estimate to the provider's tokens.
+Sizes are in the provider's tokens, except for estimates, which :mod:`crow.domain.tokens` makes without a tokenizer.
+
+`measure` finds two things in the token counts that the provider reported with its answers:
+
+- The anchor is the newest believable count since the last break (see `crow.domain.entries.BREAKS`). The next request
+  repeats the counted request, so its size is this count plus the later messages. Without an anchor, the whole request
+  is estimated.
+- The scale converts an estimate to the provider's tokens. It is the anchor's count divided by the estimate of the same
+  request. Without an anchor, it comes from an older believable count, or else from the calibration that is stored with
+  the session.
+
+If the counts show that the server truncates requests (see `silent_cut`), neither comes from them.
+
+`limits_for` divides a window: the fixed part (system message and tools), then the room for messages, then the threshold
+at which compaction starts, and then a reserve for the answer. Most other limits are shares of the room.
 """
 
 from __future__ import annotations
@@ -15,7 +27,7 @@ from itertools import islice, takewhile
 from crow.agent.compaction.window import MIN_ROOM, ContextWindow
 from crow.agent.history.branch import Branch
 from crow.domain.conversation import Context
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, Prompt, Restore
+from crow.domain.entries import BREAKS, Assistant, Body, Entry, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
 from crow.domain.messages import AssistantMessage, JsonObject, ToolCall, Usage
@@ -41,12 +53,13 @@ _SAMPLE_CHARS = 100_000
 parts."""
 
 _CALIBRATION = (0.5, 4.0)
+"""The lowest and the highest number of tokens that crow expects for one estimated token."""
 _BELIEVED = (0.25, 4.0)
 """Crow believes the provider's token count if the count divided by the calibrated estimate lies between these two
 numbers."""
 
-_BREAKS = (Checkpoint, Mask, Restore, Prompt)
 _ANSWERS_COMPARED = 16
+"""Of the answers since the last break, at most this many are compared with each other."""
 _ANSWERS_SEARCHED = 64
 """Crow looks for the provider's token counts in at most this many answers. If these answers have no counts, older
 answers have none either, because a server reports counts with every answer or never."""
@@ -57,6 +70,9 @@ count is more than this many times the later one, one of the two counts is wrong
 
 _GREW = 1.2
 _PLATEAU = (0.75, 1.005)
+"""A server truncates requests if its counts stop growing while crow's estimate grows by the factor `_GREW`. Counts have
+stopped growing if the largest is at most `_PLATEAU[1]` times the oldest, and each is at least `_PLATEAU[0]` times the
+largest."""
 _BLOCK = 1_500
 """Some providers count only the input that was not read from their cache. Because these caches work in blocks, such a
 count may be larger than the new messages by this many tokens."""
@@ -160,6 +176,7 @@ class Gauge:
         self._info = info
         self.context_window = window
         self._measured: tuple[Context, str, float, Measure] | None = None
+        """The last result of `measured`, after the values that it was made from."""
 
     @property
     def info(self) -> ModelInfo:
@@ -167,7 +184,7 @@ class Gauge:
         return self._info()
 
     async def use(self, info: Callable[[], ModelInfo]) -> None:
-        """Measure for another model from now on."""
+        """Switch to another model."""
         self._info = info
         if not self.context_window.is_loaded_for(info()):
             await self.context_window.look_up(info())
@@ -454,9 +471,8 @@ def _report_of(entry: Entry, endpoint: str) -> RequestSize | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[RequestSize, ...]:
-    """Return the reports since the last break, newest first. A break is where a request does not just extend the
-    previous request."""
-    extending = takewhile(lambda entry: not isinstance(entry.body, _BREAKS), reversed(entries))
+    """Return the reports since the last break, newest first."""
+    extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), _ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := _report_of(answer, endpoint)) is not None)
 

@@ -31,9 +31,10 @@ from crow.domain.tokens import estimate_text, fit
 
 READ_TOOL = "read_file"
 _PART = re.compile(r"\[lines ([0-9]+)-[0-9]+ of ")
-"""Matches the first line of a result of `read_file` that is not the whole file."""
+"""Matches the beginning of a result of `read_file` that does not contain the whole file."""
 _CONTINUE, _CONTINUE_CHARS = "[continue with line=", 200
-"""This text stands among the last characters of a result if the file has more lines than one call can return."""
+"""If a file has more lines than one call can return, the last `_CONTINUE_CHARS` characters of the result contain
+`_CONTINUE`."""
 _WRITE_TOOLS = frozenset({"write_file", "edit_file", "apply_patch"})
 _REWRITE_TOOL = "write_file"
 """The tool whose arguments contain the whole new file."""
@@ -147,7 +148,7 @@ class FileInUse:
     tokens: int
     """The estimated size of the file's text as the model last saw it."""
     entry: int | None
-    """The id of the tool result with this text, or None if a checkpoint shows the text."""
+    """The id of the entry of the tool result with this text, or None if a checkpoint shows the text."""
 
 
 def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[FileInUse, ...]:

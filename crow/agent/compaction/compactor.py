@@ -24,7 +24,7 @@ from crow.agent.compaction.summary import Summary, ignore
 from crow.agent.compaction.wish import CompactionWish
 from crow.agent.compaction.writer import CheckpointWriter, Helpers, Pass, PreparedCheckpoint
 from crow.agent.hooks import CompactionAdvice
-from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
+from crow.domain.entries import BREAKS, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import BadRequest, ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, SummaryShown
 from crow.llm import Model
@@ -72,7 +72,7 @@ class Compactor:
         branch."""
 
     async def use(self, model: Model) -> None:
-        """Compact for another model from now on."""
+        """Switch to another model."""
         self.model = model
         await self.gauge.use(lambda: model.info)
 
@@ -129,7 +129,7 @@ class Compactor:
         is_current = projection is prepared.projection and self.model.info.endpoint == prepared.endpoint
         if self.gauge.early_level() is None or not is_current:
             return False
-        if any(isinstance(entry.body, (Prompt, Checkpoint, Mask, Restore)) for entry in newer):
+        if any(isinstance(entry.body, BREAKS) for entry in newer):
             return False
         compaction_id = _new_compaction_id()
         current = self._early_pass()

@@ -52,7 +52,7 @@ class CheckpointDraft:
     """A checkpoint without its summary."""
 
     start: int
-    """Messages from this index on are kept."""
+    """The index of the first message that is kept."""
     summary_tokens: int
     """The summary may take up to this many tokens."""
     body: Checkpoint
@@ -240,7 +240,7 @@ class _Cuts:
         return candidates
 
     def body(self, start: int, pins: int) -> Checkpoint:
-        """Return a checkpoint that keeps the messages from `start` on. Its summary is still empty."""
+        """Return a checkpoint that keeps the message at `start` and all later messages. Its summary is still empty."""
         entries = self.projection.entries
         previous = self.checkpoint_body
         first_kept = self.context.origins[start] if start < self.count else None

@@ -107,7 +107,7 @@ class SummaryJob:
     scale: float
     """To convert an estimate to tokens, multiply it by this number."""
     deadline_s: float
-    """The longest time of each request, in seconds."""
+    """The time limit for each request, in seconds."""
     stream: Callable[..., AbstractAsyncContextManager[Stream]]
     """`stream(model, request, sent=tokens)` sends a request and records its usage."""
     tools: tuple[ToolSpec, ...] = ()

@@ -67,8 +67,8 @@ class ContextWindow:
     """The context windows of the models of one session. If `memory` is None, this object does not store what it learns.
     `today` returns the date in UTC.
 
-    For each endpoint, either the declared window applies, because nothing smaller was learned, or a learned window
-    applies, or the learned window is being tested: then the declared one applies until a refusal confirms the learned
+    Each endpoint is in one of three states. Declared: nothing smaller was learned, so the declared window applies.
+    Learned: the learned window applies. Testing: the declared window applies until a refusal confirms the learned
     window or an answer disproves it.
     """
 

@@ -120,7 +120,7 @@ class CheckpointWriter:
         enough. To measure a draft, render the request that would result from it."""
         context, drafts, measured = prepared.context, prepared.drafts, current.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
-        # the summary does not cover entries that arrived after it was begun
+        # the summary does not cover entries that were stored after the summary was begun
         newer = next((entry.id for entry in self._branch.projection.entries_after(prepared.leaf)), None)
         for draft in drafts:
             text = prepared.summary.text
@@ -183,7 +183,7 @@ class CheckpointWriter:
     def _job(
         self, context: Context, draft: CheckpointDraft, current: Pass, show: Callable[[str], Awaitable[None]]
     ) -> SummaryJob:
-        """Return what the summary is made from."""
+        """Return the job of writing the summary for `draft`."""
         return SummaryJob(
             tools=context.tools,
             messages=context.messages[: draft.start],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -40,7 +40,7 @@ END_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    """What is still to be stored."""
+    """Things that are not stored yet."""
 
     end: tuple[NewEntry, ...] = ()
     """The entries that end the turn."""
@@ -56,7 +56,7 @@ class _Pending:
 
 @dataclass(slots=True, kw_only=True)
 class _Others:
-    """What is known of other processes that work on the session."""
+    """Knowledge about other processes that work on the session."""
 
     own: set[int] | None = None
     """The ids of entries that this process stored and `Branch.follow` has not received yet. None if the branch is not
@@ -69,7 +69,7 @@ class _Others:
 
 @dataclass(slots=True)
 class TurnUsage:
-    """What the requests of a turn have used."""
+    """The usage of the requests of a turn."""
 
     turn: Usage | None = None
     """The usage of all requests of this turn and of its subagents. None if there were no requests."""
@@ -81,27 +81,28 @@ class TurnUsage:
         self.turn = usage if self.turn is None else self.turn + usage
 
     def add_idle(self, usage: Usage) -> None:
-        """Add `usage` to the sum of the next turn: no turn runs."""
+        """Add `usage` to the sum of the next turn. Call this if no turn runs."""
         self._idle = usage if self._idle is None else self._idle + usage
 
     def begin_turn(self) -> None:
-        """Begin a new sum, with what was used since the last turn."""
+        """Begin a new sum, which starts with the usage since the last turn."""
         self.turn, self._idle = self._idle, None
-
-    def end_idle(self) -> None:
-        """Keep the sum for the next turn: no turn runs."""
-        self._idle, self.turn = self.turn, None
 
 
 class Branch:
     """A session's path, from the newest valid checkpoint to the leaf.
 
     An entry is stored first, then added to the projection, then published, so the client and the model never see an
-    entry that is not on disk.
+    entry that is not on disk. The store refuses entries if another process has moved the leaf.
 
-    A branch has three states. Idle: `claimed_to` is None. In a turn: from `claim` until the turn is released.
-    Unsettled: the store has refused the end of the turn, which stays in memory until `settle` can store it and release
-    the turn.
+    A branch has three states:
+
+    - Idle: no turn runs here, and `claimed_to` is None. `follow` takes over the entries of other processes.
+    - In a turn: from `claim` until the end of the turn is stored. `follow` only reports the entries of other processes.
+    - Unsettled: `end_turn` could not store the end of the turn, which stays in memory. `settle` tries again.
+
+    If another process has taken over the turn, the store refuses the end of the turn. The branch then becomes idle, and
+    the next `follow` reads the path again.
     """
 
     def __init__(self, store: BranchStore, publisher: Publisher, tail: Tail) -> None:
@@ -112,7 +113,8 @@ class Branch:
         self._others = _Others()
         self.usage = TurnUsage()
         self.answers = 0
-        """How many answers of the model came since this object was made, also those that a compaction has replaced."""
+        """How many answers of the model came since this object was made, including those that a compaction has
+        replaced."""
         self.claimed_to: int | None = None
         """While this process runs a turn: the id of the entry that was the session's newest when the turn was claimed.
         Otherwise None."""
@@ -192,9 +194,9 @@ class Branch:
             self._pending.requests = self._pending.requests[len(requests) :]
             self._extend(stored)
             self._note_own(stored)
+            self._count(stored)
             if release:
                 self._release()
-            self._count(stored)
             await self._read_rest(changes)
         return stored[max(0, len(stored) - len(entries)) :]
 
@@ -221,7 +223,7 @@ class Branch:
                 continue
             is_of_turn = not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
             if entry.usage is not None and is_of_turn:
-                self.usage.add(entry.usage)
+                (self.usage.add_idle if self.claimed_to is None else self.usage.add)(entry.usage)
             if entry.cost:
                 self.row = replace(self.row, cost=self.row.cost + entry.cost)
 
@@ -244,11 +246,7 @@ class Branch:
         """
         async with self._lock:
             if self._pending.requests and not self._pending.end:
-                self.usage.begin_turn()
-                try:
-                    await self._append(())
-                finally:
-                    self.usage.end_idle()
+                await self._append(())
 
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
@@ -258,7 +256,8 @@ class Branch:
             self._others.known_to = max(self._others.known_to, entry.id)
 
     async def publish_stored(self, stored: Sequence[Entry]) -> None:
-        """Publish all these entries. Cancellation only ends the waits for clients."""
+        """Publish all these entries, even if the caller is cancelled. Cancellation only ends the waits for slow
+        clients."""
         cancelled: BaseException | None = None
         for entry in stored:
             try:
@@ -302,12 +301,14 @@ class Branch:
                 raise
             self.claimed_to = self._others.known_to
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
-            own = {entry.id for entry in start.entries}
-            added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
-            has_old_leaf = any(entry.id == known for entry in self.entries)
-            return start.moved and not (
-                has_old_leaf and all(isinstance(entry.body, Note | ModelRequest) for entry in added)
-            )
+            return start.moved and not self._has_only_notes_since(known, {entry.id for entry in start.entries})
+
+    def _has_only_notes_since(self, leaf: int | None, own: Collection[int]) -> bool:
+        """Return whether the entry `leaf` is still on the path, and is followed only by notes, request entries and the
+        entries with the ids `own`."""
+        added = [entry.body for entry in self.entries if leaf is not None and entry.id > leaf and entry.id not in own]
+        has_leaf = any(entry.id == leaf for entry in self.entries)
+        return has_leaf and all(isinstance(body, Note | ModelRequest) for body in added)
 
     def be_followed(self) -> None:
         """Prepare for `follow`. Call this before the first call of `follow`."""
@@ -480,8 +481,8 @@ class Branch:
     async def change_rules(
         self, change: Callable[[Sequence[JsonObject]], Sequence[JsonObject]]
     ) -> tuple[JsonObject, ...]:
-        """Replace the session's permission rules with what `change` makes of the stored ones, and return the new rules.
-        Changes that begin at the same moment are made one after the other, so none is lost."""
+        """Call `change` with the stored permission rules of the session, store its result, and return it. Changes that
+        begin at the same moment are made one after the other, so none is lost."""
         async with self._lock:
             row = await self._store.session(self.row.id)
             rules = tuple(change(row.permissions))

@@ -54,7 +54,7 @@ def _notice(text: str, *call_ids: str) -> NewEntry:
 
 
 class _Nobody:
-    """Gets what is published while no client is attached."""
+    """A publisher without clients."""
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Publisher`."""
@@ -128,8 +128,8 @@ def _cut_off_calls(entries: Sequence[Entry], turn: int) -> Sequence[CallRef]:
 
 
 async def _take_back(files: Sequence[File], workspace: Workspace) -> str:
-    """Restore the files that the call has changed, if it has not changed all. Return a text for the user and the
-    model."""
+    """Restore the files that the call has changed, unless it has changed all of its files. Return a text for the user
+    and the model."""
     states = {file.path: await _state(file, workspace) for file in files}
     changed = [file for file in files if states[file.path] == "changed"]
     others = [file.path for file in files if states[file.path] == "unknown"]

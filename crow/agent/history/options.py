@@ -36,7 +36,7 @@ async def set_model(branch: Branch, name: str) -> None:
 
 
 async def set_option(branch: Branch, name: str, value: str | bool) -> None:
-    """Change an option in the session's configuration. The change applies from the next turn on."""
+    """Change an option in the session's configuration. The change takes effect with the next turn."""
     if branch.row.config.get(name) != value:
         changes = SessionChanges(config={name: value})
         if name == "thought_level":
@@ -64,9 +64,9 @@ async def _change_option(branch: Branch, note: Note, changes: SessionChanges) ->
 
 
 async def adopt_options(branch: Branch, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-    """After a move, set the `options` that applied at the new place. Skip options with unusable values, such as a
-    model that is not in `offered`. If `keep` is true, skip all options. For each skipped option, store a `Note`
-    with the value that the session keeps. Return the options that were set."""
+    """After a move, set the `options` that applied at the new leaf. Skip options with unusable values, such as a model
+    that is not in `offered`. If `keep` is true, skip all options. For each skipped option, store a `Note` with the
+    value that the session keeps. Return the options that were set."""
     adopted = {} if keep else usable_options(options, offered)
     if adopted:
         await branch.change(option_changes(adopted))

@@ -1,7 +1,7 @@
 """Restores what commands and built-in tools changed on a branch that the user leaves, newest first.
 
-What a command changed is a change set. Undoing it is a change set too, so that a redo undoes the undo. If no command
-has changed anything, :mod:`crow.agent.history.rewind` alone restores the files.
+The changes of one command form a change set. Undoing a change set makes another change set, so a redo can undo the
+undo. If no command has changed anything, :mod:`crow.agent.history.rewind` alone restores the files.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from crow.tools.layers import ChangeSet, Conflict
 
 _MAX_NAMES = 3
 _INVERTS = "inverts"
-"""The key in `ChangeSet.about` of the id of the change set that this one undoes."""
+"""The key in `ChangeSet.about` whose value is the id of the change set that this one undoes."""
 _CALL = "call"
-"""The key in `ChangeSet.about` of the id of the call that made the change set."""
+"""The key in `ChangeSet.about` whose value is the id of the call that made the change set."""
 _GONE = "What a command changed cannot be undone: what was there before is not kept on this machine."
 
 
@@ -56,9 +56,9 @@ async def names_of(workspace: Workspace, changes: Sequence[Entry]) -> tuple[str,
 
 
 async def changes_to_undo(workspace: Workspace, left: Sequence[Entry], gained: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the changes to undo when the session moves from one path to another. `left` and `gained` are file entries
-    and results, oldest first: those that only the old path has, and those that only the new path has. Changes by an
-    earlier restore are undone only if that restore took back a change in `gained`."""
+    """Return the changes to undo when the session moves from one path to another. `left` has the file entries and
+    results that are only on the old path, and `gained` those that are only on the new path, both oldest first. Changes
+    by an earlier restore are undone only if that restore took back a change in `gained`."""
     restores = {
         entry.body.call
         for entry in (*left, *gained)
@@ -87,7 +87,7 @@ async def _takes_back(workspace: Workspace, restored: File, sets: Collection[str
         if is_undo and inverted in sets:
             return True
         change_set = await _find(workspace, inverted)
-    return change_set is None and bool(sets)
+    return change_set is None and bool(sets)  # a change set is missing, so the answer is not known; assume yes
 
 
 async def _find(workspace: Workspace, identifier: str) -> ChangeSet | None:

@@ -1,4 +1,4 @@
-"""Notices when crow begins or stops to leave out parts of earlier messages for an endpoint."""
+"""Notices when crow begins or stops leaving out parts of earlier messages for an endpoint."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Told:
 
     @classmethod
     def of(cls, row: SessionRow) -> Told:
-        """Return what clients learn when they open the session."""
+        """Return the values that clients get when they open the session."""
         return cls(row.title, row.mode, _options_of(row))
 
     def note(self, event: Event, row: SessionRow) -> None:

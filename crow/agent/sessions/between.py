@@ -43,12 +43,12 @@ class BetweenTurns:
         """The compactor of the last turn. None if a fallback model has answered in that turn."""
         self._preparation: BackgroundTask | None = None
         self._prepared: PreparedCheckpoint | None = None
-        """The summary that was written in advance. A running turn has it instead."""
+        """The summary that was written in advance, or None. While a turn runs, the turn's compactor has the summary."""
         self._attempted_at: _Position | None = None
-        """Where the session stood when a summary was last written in advance."""
+        """The position of the session when crow last began to write a summary in advance."""
         self._next_attempt = 0
-        """A context size in tokens. While the session stands at `_attempted_at`, crow writes no further summary between
-        turns until the context has reached this size."""
+        """A context size in tokens. While the session's position is still `_attempted_at`, crow writes no further
+        summary between turns until the context has reached this size."""
 
     def begin_turn(self, compactor: Compactor) -> None:
         """Give the summary that was written in advance to the compactor of a turn that begins."""

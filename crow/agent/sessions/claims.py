@@ -38,8 +38,8 @@ class Claims:
     async def take(self, prompt: PendingPrompt) -> bool:
         """Claim the turn of `prompt`. If another process runs a turn, wait until that turn ends.
 
-        Store the prompt, unless it is a command or calls a server's prompt. Return True if another process has moved
-        the session's leaf.
+        Store the prompt, unless it is a command or MCP servers add content to it. Return True if another process has
+        moved the session's leaf.
         """
         branch, follower = self._conversation.branch, self._conversation.follower
         while True:
@@ -50,7 +50,8 @@ class Claims:
                     if not branch.row.model and (name := self._conversation.adapters.default_model()):
                         await set_model(branch, name)
                         row = branch.row
-                    # A command is stored with its answer. A prompt to which servers add content is stored with that.
+                    # A command is stored together with its answer. A prompt to which servers add content is stored
+                    # together with that content.
                     if prompt.command is not None:
                         moved = await branch.claim(None, name=prompt.name, command_id=prompt.message_id)
                     elif prompt.needs_servers:

@@ -1,4 +1,4 @@
-"""Does what is due once in each process, or once in each directory that is new to its user."""
+"""Runs the checks that each process makes once, and describes directories that are new to their user."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class FirstUse:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def check(self, session: Session, client: Client, store: Store | None) -> None:
-        """Warn the user if commands are not confined, and remove the old contents of files that nobody needs any more.
-        Only the first session of a process does this."""
+        """Warn the user if commands are not confined, and remove stored old contents of files whose call or session was
+        deleted. Only the first session of a process does this."""
         await self._warn_about_sandbox(session, client)
         await self._prune_changes(session, store)
 
@@ -101,7 +101,7 @@ class FirstUse:
                 for each in await layers.recover():
                     session.claims.remark_later(notice_of_recovery(each))
             except (OSError, ValueError) as error:
-                logger.warning("What a killed process has left could not be settled: %s", error)
+                logger.warning("The changes of a killed process could not be completed or taken back: %s", error)
 
     async def _prune_changes(self, session: Session, store: Store | None) -> None:
         layers = session.workspace.layers

@@ -22,8 +22,8 @@ from crow.store.watching import Draft, News, Watcher
 logger = logging.getLogger(__name__)
 
 _OWN_TURN_S = 0.2
-"""While this process runs a turn, it checks for changes by other processes each time this many seconds have passed. The
-changes may be a new title or a cancellation, for example."""
+"""While this process runs a turn, it checks at this interval, in seconds, for changes by other processes, such as a new
+title or a cancellation."""
 
 _TRY_AGAIN_S = 1.0
 """While a prompt waits for another process to end its turn, crow tries at least once in this many seconds to begin the
@@ -42,6 +42,14 @@ class Follower:
     session exactly once and in order. Entries that this process stored are skipped, because the clients of this process
     got the updates when the entries were stored. For entries of another process, the clients here get the same updates
     as the clients of that process. They do not get questions or the progress of calls.
+
+    What happens to an entry of another process depends on the state of the session here:
+
+    - If no turn runs in this process, the entry is published at once.
+    - If a turn of this process runs, the entries up to `Branch.claimed_to` are published at once, because they were
+      stored before the turn. Any later entry means that another process has taken over the turn. Such entries are held,
+      and the turn here is ended with an error.
+    - When that turn has ended, the held entries are published.
 
     The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
@@ -68,7 +76,7 @@ class Follower:
         self._cancelled_turn: int | None = None
         """The number of the newest turn of this process that another process has cancelled."""
         self._is_free = True
-        """Whether a turn can be claimed now, as far as the store has reported."""
+        """Whether a turn can be claimed now, according to the last report of the store."""
         self._news = anyio.Event()
         """Set, and replaced by a new event, whenever the store has reported something."""
         self._wake = anyio.Event()

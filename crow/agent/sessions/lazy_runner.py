@@ -34,7 +34,8 @@ class LazyRunner:
         """Whether everything that a turn imports has been imported."""
         self._conversation = conversation
         self._ended_before = ended_before
-        """Texts about background work that ended before the session was opened. The next turn tells the model."""
+        """Texts about background work that ended before the session was opened, for the model to read in the next
+        turn."""
         self._is_closing = False
         self._tools_wanted = anyio.Event()
 
@@ -79,7 +80,7 @@ class LazyRunner:
         return self.made is not None and self.made.subagents.cancel(task_id)
 
     def warm(self) -> None:
-        """Start the MCP servers, and remember that the first prompt needs no more imports."""
+        """Start the MCP servers. Call this when everything that a turn imports has been imported."""
         self.is_warm = True
         if self.servers:
             self._tools_wanted.set()
@@ -95,7 +96,7 @@ class LazyRunner:
             await self.get().tools.run()
 
     def cancel_preparation(self) -> None:
-        """Stop writing a summary in advance, because a prompt has arrived."""
+        """Stop writing a summary in advance."""
         if self.made is not None:
             self.made.between.cancel_preparation()
 

@@ -37,8 +37,9 @@ def new_session(setup: SessionSetup, *, model: str, mode: str, alias: str | None
 async def store_fork(
     store: Store, session_id: str, setup: SessionSetup, *, entry: int | None, models: Collection[str]
 ) -> Tail:
-    """Store a session that continues another session from `entry`, and return it. If `entry` is None, continue from
-    the last entry. Otherwise, the new session gets the options that applied at `entry`, with a model of `models`."""
+    """Store a session that continues another session from `entry`, and return it. If `entry` is None, continue from the
+    last entry. Otherwise, the new session gets the options that applied at `entry`, except for a model that is not in
+    `models`."""
     row = await store.fork_session(
         session_id,
         new_session_id(),
@@ -93,7 +94,7 @@ async def store_setup(store: Store, tail: Tail, setup: SessionSetup, *, model: s
 
 
 async def _store_config(store: Store, row: SessionRow, config: JsonObject) -> SessionRow:
-    """Change the configuration of a session, unless it is as wanted already. Return the session's row."""
+    """Change the configuration of a session, unless it already has these values. Return the session's row."""
     if changed_config(row.config, config) == row.config:
         return row
     return await store.update_session(row.id, SessionChanges(config=config))

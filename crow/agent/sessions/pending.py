@@ -19,7 +19,7 @@ from crow.store.prompts import check_same
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Repeat:
-    """What a repeated prompt knows of the earlier prompt with the same name."""
+    """For a prompt that repeats an earlier prompt with the same name: the state of the earlier prompt."""
 
     queued: PendingPrompt | None = None
     """The earlier prompt, if this process has it in its queue."""
@@ -37,7 +37,7 @@ class PendingPrompt:
 
     parts: Sequence[Part]
     text: str
-    """The first text of the prompt, in which a command may stand."""
+    """The first part of the prompt if it is a text, else empty. If the prompt is a command, this is the command."""
     message_id: str
     command: ParsedCommand | None = None
     """The parsed command if the prompt is a slash command of crow, else None."""
@@ -59,12 +59,12 @@ class PendingPrompt:
     has_begun: bool = False
     """Whether its turn has been claimed, and the clients were told so."""
     end_is_told: bool = False
-    """Whether the clients were told that the turn has ended, and were not told since then that it has begun."""
+    """Whether the last news to the clients about this turn was that it has ended."""
     ready: anyio.Event = field(default_factory=anyio.Event)
     """Set when the parts are complete."""
     done: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the turn has ended, or when the database has held up its end for too long. By then, `stop`, `error` and
-    `usage` are set."""
+    """Set when the turn has ended, or when the database delays the end of the turn for too long. By then, `stop`,
+    `error` and `usage` are set."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """The turn runs in this scope. Cancelling it cancels the turn."""
     stop: StopReason = "end_turn"

@@ -118,7 +118,7 @@ class PromptTurn:
             try:
                 if conversation.follower is not None and self._branch.must_catch_up:
                     await conversation.follower.reached(self._branch.claimed_to or 0)
-            finally:  # the prompt is stored, so clients are shown it even if the turn is cancelled already
+            finally:  # the prompt is stored, so the clients get it even if the turn is cancelled already
                 await self._tell_begin()
             await anyio.lowlevel.checkpoint_if_cancelled()
             await self._claims.begin(moved=moved)

@@ -31,9 +31,10 @@ class TurnReceipts:
         self._store = store
         self._subagents = subagents
         self._since = branch.leaf or 0
-        """The newest entry at the end of the last turn that ran calls. Subagents may have stored entries since."""
+        """The id of the newest entry at the end of the last turn that ran calls. Subagents may have stored entries
+        since then."""
         self._began = self._since
-        """The newest entry when the turn began."""
+        """The id of the newest entry when the turn began."""
 
     def begin(self) -> None:
         """Remember the newest entry, because the turn's own entries come after it."""

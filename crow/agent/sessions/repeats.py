@@ -17,9 +17,9 @@ from crow.domain.entries import StopReason
 from crow.domain.errors import TurnError
 from crow.store import NamedPrompt
 
-_LOOK_S = 0.5
-"""How often the store is asked for the outcome of a prompt that another process runs, if processes do not notify each
-other."""
+_POLL_S = 0.5
+"""If processes do not notify each other, crow asks the store at this interval, in seconds, for the outcome of a prompt
+that another process runs."""
 
 
 async def answer_of_first(
@@ -73,13 +73,13 @@ async def stored_outcome(
 
 async def _until_changed(conversation: Conversation, queue: Sequence[PendingPrompt]) -> None:
     """Wait until something may have happened in the session, but only for a limited time if another process works on
-    it."""
+    the session."""
     if conversation.follower is not None:
         await conversation.follower.until_free()
     elif queue:
         await queue[0].done.wait()
     else:  # nothing notifies this process
-        await anyio.sleep(_LOOK_S)
+        await anyio.sleep(_POLL_S)
         await conversation.adapters.store.open_session(conversation.id)  # ends the turn of a process that died
 
 

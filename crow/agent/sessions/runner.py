@@ -51,8 +51,8 @@ _CUT = (
 
 
 class TurnRunner:
-    """Prepares and runs the turns and commands of one session. It has what they share: tools, subagents, the inbox of
-    background work, permissions and the cost limits."""
+    """Prepares and runs the turns and commands of one session. It owns the things that they share: tools, subagents,
+    the inbox of background work, permissions and the cost limits."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class TurnRunner:
         ended_before: Sequence[QueuedPrompt],
         tools_wanted: anyio.Event,
     ) -> None:
-        """`ended_before` is what ended in the background before the session was opened. `tools_wanted` is set when the
-        tools are needed for the first time."""
+        """`ended_before` are texts about background work that ended before the session was opened. `tools_wanted` is
+        set when the tools are needed for the first time."""
         adapters, branch = conversation.adapters, conversation.branch
         self.turn: Turn | None = None
         """The turn that is running now."""

@@ -176,8 +176,10 @@ class Session:
         return prompt.stop
 
     async def _check(self, prompt: PendingPrompt) -> None:
-        """Check a prompt before anything is stored. A prompt that needs files of another machine is refused. A prompt
-        that would be refused, or that changes the session's metadata, must not repeat a stored prompt.
+        """Refuse a prompt that needs files of another machine. Nothing is stored yet.
+
+        A prompt that repeats a stored one must neither be refused nor change the session's metadata. So if either would
+        happen, look for the stored prompt first.
 
         :raises RepeatedPrompt: the prompt repeats a stored one.
         :raises FilesElsewhere: see `Conversation.files_elsewhere`.
@@ -222,8 +224,8 @@ class Session:
         return True
 
     def withdraw(self, prompt: PendingPrompt) -> None:
-        """End one submitted prompt as `cancelled`. The other prompts stay. If it repeats a queued prompt, the queued
-        prompt ends too."""
+        """End one submitted prompt as `cancelled`. The other prompts stay. If the prompt repeats a queued one, end the
+        queued prompt, which also ends the repeat."""
         if prompt.repeat.queued is not None and prompt.repeat.queued in self.queue:
             self.withdraw(prompt.repeat.queued)
             return

@@ -54,7 +54,8 @@ class Toolset:
         self._toolbox: WaitableToolbox | None = None
         self._failure: Exception | None = None
         self._reported: dict[int, tuple[bool, int]] = {}
-        """What the user was told about each server, by its index: whether it has failed, and how often it was lost."""
+        """Maps the index of each server to what the user was told: whether the server has failed, and how often its
+        connection was lost."""
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -142,7 +143,7 @@ class ToolOffer:
         self._late: set[int] = set()
         """The indexes of the servers that were still starting when the turn began."""
         self._told_window = 0
-        """The context window, in tokens, for which the user was told that tools do not fit into it."""
+        """The context window, in tokens, that the user was told is too small for the tools. 0 if the tools fit."""
         self._measured: tuple[tuple[ToolSpec, ...], int] = ((), 0)
         """The tools that were offered last, and their tokens. Most turns have the same tools as the turn before."""
 
@@ -169,7 +170,7 @@ class ToolOffer:
         offered = await self._offer(toolbox)
         for server in ready:
             count = f"{server.tools} tool{'s' * (server.tools != 1)}"
-            joined = f"The model has {count} of it from now on."
+            joined = f"The model can use {count} of it now."
             await self._conversation.report(f"MCP server {server.name} is ready", joined, severity="info")
         return offered
 
