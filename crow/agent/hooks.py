@@ -44,7 +44,7 @@ _RESULT_CHARS = 100_000
 """A hook gets at most this many characters of a tool's result."""
 _ANSWER_BYTES = 1_000_000
 _MAX_PROMPTS = 3
-"""Hooks may make one turn continue with their prompts at most this many times."""
+"""At most this many times, a hook may continue one turn with a prompt of its own."""
 _DENIED = 2
 """A hook that is a command denies by exiting with this code."""
 

@@ -170,7 +170,7 @@ class SessionOpener:
         return opened
 
     async def _caught_up(self, store: Store, session_id: str) -> HostSession | None:
-        """Return the session if it is open in this process, else None. First, store its entries that wait to be
+        """Return the session if it is open in this process, else None. Before that, store its entries that wait to be
         stored, and read what other processes have added. If the session is being closed, wait until it is closed.
 
         :raises NoSuchSession: the session was deleted, or this connection may not see it.

@@ -44,7 +44,7 @@ class TypedText:
     queue: list[str] = field(default_factory=list)
     """The texts that wait for the end of the turn, oldest first."""
     is_stop_asked: bool = False
-    """Whether the last key was Esc without any text."""
+    """Whether the last key was Esc while nothing was typed or queued."""
     is_mode_asked: bool = False
     """Whether the last key was Shift-Tab."""
     _decode: codecs.IncrementalDecoder = field(

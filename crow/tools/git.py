@@ -220,7 +220,8 @@ class GitFiles:
 
 
 def repositories_above(folder: str) -> Iterator[Repository]:
-    """Return the repositories whose trees contain a folder."""
+    """Yield each repository whose tree contains `folder`, innermost first, and after each one the repositories of its
+    submodules and linked worktrees."""
     folder = os.path.realpath(folder)
     while True:
         found = find_repository(folder)

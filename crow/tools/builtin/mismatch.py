@@ -179,8 +179,8 @@ def already_made(lines: Lines, place: tuple[int, int], name: str, *, what: str =
 
 def applied_at(lines: Lines, new: str, old: str) -> tuple[int, int] | None:
     """Return the indexes of the first and last line of `new` in the file if the edit from `old` to `new` was probably
-    already made: `new` is long enough, and occurs once. Otherwise return None. An edit that removes lines was not made
-    if one of these lines is still beside the place."""
+    already made: `new` is long enough, and occurs once. Otherwise return None. Also return None if the edit removes
+    lines and one of them is still close before or after `new`."""
     wanted = [fold(line) for line in new.strip("\n").split("\n")]
     if len("".join(wanted)) < _MIN_APPLIED_CHARS:
         return None

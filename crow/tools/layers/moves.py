@@ -147,7 +147,7 @@ def move(mover: Mover) -> None:
     if not inode:
         return  # it has been moved into the workspace
     if inode != operation.inode:
-        mover.save()  # it has been exchanged, so this is the replaced file
+        mover.save()  # the two files have been exchanged, so the source is the old one
     elif operation.before.kind == "absent" or mover.has_image():
         mover.put()
     else:

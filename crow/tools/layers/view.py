@@ -154,7 +154,7 @@ def _make_folders(overlay: Overlay, parts: Sequence[str]) -> None:
     """Make directories in the layer, as copies of those below it. :raises OSError: one of them is a file, or it cannot
     be made."""
     above, below, shows = overlay.upper, overlay.root, True
-    # a new directory is made beside the layer's files, so that a kill leaves nothing among them
+    # Each directory is made beside the layer's files, then moved in, so that a killed crow leaves no unfinished one.
     layer = os.open(overlay.upper.parent, OPEN_DIRECTORY)
     try:
         for part in parts:

@@ -39,7 +39,7 @@ _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEV, _RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 16
 _FILE_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV, 9: _RESOLVE_UNIX}
 """The rights that each ABI, a version of Landlock, has added."""
-_TCP_RIGHTS = 0b11  # bind and connect; the filter refuses these sockets too
+_TCP_RIGHTS = 0b11  # bind and connect; the seccomp filter refuses internet sockets as well
 _TCP_ABI = 4
 _SCOPES = 0b11  # abstract unix sockets and signals
 _SCOPES_ABI = 6

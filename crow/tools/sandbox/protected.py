@@ -194,7 +194,7 @@ class _Undo:
                 self._undo(path, current.get(path))
                 before, now = self._before.get(path), current.get(path)
                 if before is not None and now is not None and before.kind != now.kind:
-                    replaced.add(path)  # its content has moved with it
+                    replaced.add(path)  # what was below this path was moved away with it
         return bool(differences)
 
     def report_unstable(self, current: Mapping[str, FileState]) -> None:

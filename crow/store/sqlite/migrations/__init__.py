@@ -100,7 +100,8 @@ def _definitions_of_new() -> frozenset[str]:
 
 
 def _definitions(connection: sqlite3.Connection) -> list[str]:
-    """Return the SQL of each table, index, view and trigger."""
+    """Return the SQL of each table, index, view and trigger, without those that SQLite and its full-text index make for
+    themselves."""
     rows = connection.execute(
         "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ESCAPE '\\'"
         " AND name NOT GLOB 'entries_fts_*' ORDER BY rowid"
