@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 _MAX_PIPES = 3
 """At most this many earlier pipes with a failure are reported."""
+_EXEC = re.compile(r"(?:^|[;&|(){}!\n]|\b(?:then|do|else|command|builtin)\b)\s*exec\b")
+"""A command `exec`. After `exec 2>FILE`, the report would go to a file of the user."""
 _SIGPIPE_CODE = 128 + 13
 """The exit code that bash reports for a command that wrote to a pipe which nobody read any more, as in `... | head`."""
 
@@ -18,13 +20,10 @@ class PipeStatuses:
 
     def __init__(self, command: str) -> None:
         self._mark = f"crow-{secrets.token_hex(8)}"
-        # After `exec 2>FILE`, the report would go to a file of the user. `find -exec` does no harm.
-        if "|" in command and not re.search(r"(?<!-)\bexec\b", command):
-            report = f's="${{PIPESTATUS[*]}}"; printf "\\n%s %s|%s\\n" {self._mark} "$s" "$crow_pipes" >&2'
-            # Before each command, look at the pipe that ran before it. `set -x` would print that each time.
-            is_traced = re.search(r"\bset\s+-\w*[xo]", command) is not None
-            look = "" if is_traced else f" && trap '{_LOOK}' DEBUG"
-            command = f"[ \"$BASH\" ] && trap '{report}' EXIT{look}; {command}"
+        if "|" in command and not _EXEC.search(command):
+            report = f'printf "\\n%s %s|%s\\n" {self._mark} "$crow_last" "$crow_pipes" >&2'
+            traps = f"trap '{_LAST}; {report}' EXIT && trap '{_LOOK}' DEBUG"
+            command = f'[ "$BASH" ] && crow_pipes= && {traps}; {command}'
         self.command = command
         """The command line to run instead."""
 
@@ -54,10 +53,14 @@ class PipeStatuses:
         return "; ".join(shown)
 
 
+# Under `set -x`, bash prints the commands of traps as well. So the output of the traps goes nowhere.
+_LAST = '{ crow_last="${PIPESTATUS[*]}"; set +x; } 2>/dev/null'
 _LOOK = (
-    'crow_codes="${PIPESTATUS[*]}"; case "$crow_codes" in *[1-9]*" "*) case ";$crow_pipes;" in *";$crow_codes;"*) ;; '
-    '*) [ ${#crow_pipes} -gt 200 ] || crow_pipes="$crow_pipes${crow_pipes:+;}$crow_codes";; esac;; esac'
+    '{ crow_codes="${PIPESTATUS[*]}"; case "$crow_codes" in *[1-9]*" "*) case ";$crow_pipes;" in *";$crow_codes;"*) ;; '
+    '*) [ ${#crow_pipes} -gt 200 ] || crow_pipes="$crow_pipes${crow_pipes:+;}$crow_codes";; esac;; esac; } 2>/dev/null'
 )
+"""Looks at the pipe that ran before the next command. If a command of it other than the last one failed, the exit codes
+of the pipe are added to `crow_pipes`, once, and up to about 200 characters in all."""
 
 
 def _codes(report: str) -> tuple[int, ...]:

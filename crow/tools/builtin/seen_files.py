@@ -13,6 +13,8 @@ _MAX_CHARS = 1_000_000
 """A longer text is remembered only by its fingerprint."""
 _MAX_ALL_CHARS = 8_000_000
 """If all texts together are longer, those that were noted longest ago are remembered only by their fingerprints."""
+_MAX_SEEN = 200
+"""At most this many ranges of lines are noted for one file, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class SeenFiles:
             return
         self._follow(path, before)
         old, new = changed_ranges(before, after)
+        old = range(old.start, min(old.stop, line_count(before)))
         around = [each for each in self._files[path].seen if _overlap(each.lines, old)]
         self._follow(path, after)
         # Lines between two places of an edit are known only if they were known before.
@@ -120,9 +123,11 @@ class SeenFiles:
             self._chars -= len(self._texts.popitem(last=False)[1])
 
     def _add(self, path: Path, lines: range, sources: frozenset[CallPart]) -> None:
-        file = self._files[path]
-        file.seen = [each for each in file.seen if _gaps(each.lines, [lines])]
-        file.seen.append(_SeenLines(lines, sources))
+        """Note lines of the file. Earlier notes stay if they may count when this one does not: for another agent, or
+        after this call was undone."""
+        seen = self._files[path].seen
+        kept = [each for each in seen if _gaps(each.lines, [lines]) or not each.sources >= sources]
+        self._files[path].seen = [*kept[1 - _MAX_SEEN :], _SeenLines(lines, sources)]
 
 
 def line_count(text: str) -> int:

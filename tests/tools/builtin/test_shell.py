@@ -196,12 +196,16 @@ async def test_a_failure_in_front_of_a_pipe_is_named(open_box: OpenBox) -> None:
         earlier = await box.run("shell", command="(exit 4) | cat && for n in 1 2; do false | cat; done; true")
         traced = await box.run("shell", command="set -x; (exit 4) | cat; true")
         own = await box.run("shell", command="false | true; echo ${PIPESTATUS[@]} $?; f() { false | cat; }; f | cat")
+        strict = await box.run("shell", command="set -euo pipefail; echo a | cat; echo b | cat")
+        options = await box.run("shell", command="set -u +o pipefail; false | true; echo exec; echo hi")
     assert (hidden.text, hidden.is_error) == ("broken\n[exit codes in the last pipe: 2, 0]", False)
     assert (usual.text, usual.is_error) == ("y", False)
     assert (failed.text, failed.is_error) == ("[exit code 3]", True)
     assert quoted.text.startswith("a | b ")
     assert earlier.text == "[exit codes in an earlier pipe: 4, 0; exit codes in an earlier pipe: 1, 0]"
-    assert "crow_" not in traced.text
+    assert traced.text == "+ exit 4\n+ cat\n+ true\n[exit codes in an earlier pipe: 4, 0]"
+    assert (strict.text, strict.is_error) == ("a\nb", False)
+    assert options.text == "exec\nhi\n[exit codes in an earlier pipe: 1, 0]"
     assert own.text == "1 0 0\n[exit codes in an earlier pipe: 1, 0]"
 
 
