@@ -130,7 +130,7 @@ def test_every_preset_is_offered_and_asks_for_the_url_if_it_is_the_users_own(
     assert (code, err) == (0, "")
     words = " ".join(out.split())
     assert f"one of these names: {', '.join(PRESETS)}." in words
-    assert words.count("Enter it: https://") == len(own)
+    assert words.count("Enter yours: https://") == len(own)
     assert tomllib.loads((tmp_path / "config.toml").read_text())["model"]["base_url"] == endpoint.base_url
 
 
