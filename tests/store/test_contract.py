@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import anyio
 import pytest
 
 from crow.adapters import open_admin
@@ -12,7 +13,7 @@ from crow.domain.entries import Assistant, Checkpoint, Note, Prompt, Remark, Res
 from crow.domain.entries import NewEntry as New
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Image, Link, Resource, Text, ToolSpec, Usage
-from crow.store import QueuedPrompt, SessionChanges, SessionRow, Store, Tail
+from crow.store import QueuedPrompt, SessionChanges, SessionRow, Store, Tail, TurnStart
 from crow.store.owner import readable
 from crow.store.principals import PrincipalStore
 from tests.store.conftest import AnyStores
@@ -406,6 +407,28 @@ async def test_a_result_that_is_stored_after_its_turn_was_given_up_has_its_size(
     assert [stored.body, end.body] == [entry.body for entry in entries]
     assert stored.estimate is not None
     assert stored.estimate > 100
+
+
+async def test_a_session_that_is_opened_during_a_claim_does_not_end_the_claimed_turn(store: Store) -> None:
+    """Though the end of the turn before it was not stored yet."""
+    await store.create_session(new_session())
+    user = await begin(store, "s1", "first")
+    for number in range(20):
+        end = [New(body=TurnEnd(stop="cancelled"))]
+        store.disown("s1", leaf=user.id, turn=user.turn, end=end)
+        claimed: list[TurnStart] = []
+
+        async def claim(number: int = number, leaf: int = user.id, claimed: list[TurnStart] = claimed) -> None:
+            claimed.append(await store.take_turn("s1", f"u{number}", leaf=leaf, parts=(Text(text="next"),)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(claim)
+            for _ in range(4):
+                tasks.start_soon(store.open_session, "s1")
+        ended, user = claimed[0].entries
+        assert ended.body == end[0].body
+        assert (await store.open_session("s1")).row.leaf == user.id
+        await store.save_draft("s1", after_leaf=user.id, turn=user.turn, message_id="m", text="so far", thought="")
 
 
 async def test_a_dead_turn_is_repaired_by_the_claim_of_the_next(stores: AnyStores) -> None:

@@ -93,9 +93,6 @@ def repair(path: Path) -> Repaired:
     :raises StoreTooNew: a newer crow wrote the database.
     :raises StoreUnavailable: there is no room for copies, or the file contains no crow data.
     """
-    stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (path.with_name(f"{stem}{number}{path.suffix}") for number in ("", *range(-2, -100, -1)))
-    kept = next(name for name in names if not name.exists())
     work = path.with_name(f"{path.name}.repair-{os.getpid()}")
     try:
         if (result := repaired_name(path)).exists():  # a repair was killed while it put its result in place
@@ -103,17 +100,27 @@ def repair(path: Path) -> Repaired:
                 _put_in_place(result, path)
         with _exclusive(path) as file, FileLock(path, LockTimeout(0)).held():
             remove_unfinished_repairs(path)
+            kept = _free_name(path)
+            created = os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                _copy(file, path, kept)
+                _copy(file, path, created, kept)
                 return _repair(path, kept, work)
             except BaseException:
+                # As soon as the complete result exists, files of the damaged database may be gone.
                 if not repaired_name(path).exists():
-                    remove_files(kept)  # the damaged file is still in place, so its copy is not needed
+                    remove_files(kept)
                 raise
             finally:
                 remove_files(work)
     except OSError as error:
         raise StoreUnavailable(f"{path} cannot be repaired: {error.strerror} ({error.filename}).") from error
+
+
+def _free_name(path: Path) -> Path:
+    """Return a path for the damaged file. Call this under the lock, because another repair may take the name."""
+    stem = f"{path.stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (path.with_name(f"{stem}{number}{path.suffix}") for number in ("", *range(-2, -100, -1)))
+    return next(name for name in names if not name.exists())
 
 
 def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
@@ -165,15 +172,25 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     copy_files(kept, work)
     log = _log_of(kept)
     found: tuple[str, ...] = ()
-    if log is not None and log.damaged:
-        found = (f"{log.damaged} of {len(log.frames)} frames in the write-ahead log are damaged",)
-        lost.append(f"changes that were only in {log.damaged} damaged frames of the write-ahead log, if there were any")
+    if log is not None and (log.damaged or log.unused):
+        if log.damaged:
+            found = (f"{log.damaged} of {len(log.frames)} frames in the write-ahead log are damaged",)
+            what = f"changes that were only in {log.damaged} damaged frames of the write-ahead log, if there were any"
+            lost.append(what)
+        if log.unused:
+            found += (f"the last {log.unused} frames in the write-ahead log do not continue the frames before them",)
+            lost.append(
+                f"changes in the last {log.unused} frames of the write-ahead log, which are old or follow a damaged"
+                " frame. They are kept beside the copy"
+            )
         log.apply(work)
         remove_files(work, suffixes=("-wal",))
     checked = _check(work)
     found += checked
     if found:
         outcome = "mended"
+        # If only the log was damaged, nothing is left to mend. But an entry or a title may still have damaged bytes,
+        # and `_mend` rebuilds the indexes, in which a damaged frame may have left old rows.
         mended = _mend(work, checked)
         if mended is not None:
             changes = mended
@@ -309,9 +326,9 @@ def _exclusive(path: Path) -> Iterator[int]:
         os.close(file)
 
 
-def _copy(file: int, path: Path, target: Path) -> None:
-    """Copy the database, together with its write-ahead log or journal. `file` is the database's open descriptor."""
-    created = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _copy(file: int, path: Path, created: int, target: Path) -> None:
+    """Copy the database, together with its write-ahead log or journal. `file` is the database's open descriptor, and
+    `created` that of the new file at `target`. This closes `created`."""
     with open(created, "wb") as copy, open(file, "rb", closefd=False) as source:
         shutil.copyfileobj(source, copy, _CHUNK_BYTES)
         copy.flush()
@@ -332,24 +349,24 @@ def _recover_copy(kept: Path, work: Path, log: WriteAheadLog | None) -> tuple[li
         _fold(kept, source, log)
         if log is None:
             return _recover(source, work)
-        alone = work.with_name(f"{work.name}.alone")
+        without_log = work.with_name(f"{work.name}.alone")
         try:
-            copy_files(kept, alone, suffixes=("", "-journal"))
-            is_whole = not _check(alone)
+            copy_files(kept, without_log, suffixes=("", "-journal"))
+            is_whole = not _check(without_log)
             try:
                 changes, lost = _recover(source, work)
             except StoreUnavailable:
                 if not is_whole:
                     raise
-                os.replace(alone, work)
+                os.replace(without_log, work)
                 return [], [_foreign(log)]
-            if is_whole and _hides_entries(work, alone):
+            if is_whole and _hides_entries(work, without_log):
                 remove_files(work)
-                os.replace(alone, work)
+                os.replace(without_log, work)
                 return [], [_foreign(log)]
             return changes, lost
         finally:
-            remove_files(alone)
+            remove_files(without_log)
     finally:
         remove_files(source)
 

@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +19,7 @@ from crow.domain.errors import StoreUnavailable
 from crow.store import Token
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.pages import Pages
-from crow.store.sqlite.repair import repair
+from crow.store.sqlite.repair import Repaired, repair
 from crow.store.sqlite.store import SqliteStore
 from tests.store.damaged_files import (
     PAGE_BYTES,
@@ -26,11 +28,12 @@ from tests.store.damaged_files import (
     check,
     corpus,
     pages_of,
+    read,
     token_of,
     with_log,
     write,
 )
-from tests.store.scenes import history
+from tests.store.scenes import converse, history
 from tests.support import memory
 from tests.support.amounts import some
 from tests.support.fork_server import run_script
@@ -244,6 +247,58 @@ async def test_turns_after_a_damaged_frame_of_the_log_are_kept(tmp_path: Path, l
     store = await SqliteStore.open(path)
     assert (await history(store, "s1"))[-12:] == logged.histories["s1"][-12:]
     await store.close()
+
+
+async def test_a_commit_after_dropped_frames_of_the_log_is_kept(tmp_path: Path, logged: Whole) -> None:
+    path = tmp_path / "crow.db"
+    log = bytearray(logged.log)
+    log[32 + (24 + PAGE_BYTES) * 20 + 24 + 2_000] ^= 4
+    write(path, logged.content, bytes(log))
+    store = await SqliteStore.open(path)  # SQLite drops the damaged frame and all after it
+    entries = await converse(store, "s2", "taken after that")
+    dropped, kept = await history(store, "s1"), await history(store, "s2")
+    write(tmp_path / "killed.db", *read(path, "-wal"))
+    await store.close()
+    assert len(dropped) < len(logged.histories["s1"])
+    done = repair(tmp_path / "killed.db")
+    assert done.outcome == "mended"
+    assert "frames in the write-ahead log do not continue the frames before them" in done.problems[0]
+    assert "which are old or follow a damaged frame" in done.lost[0]
+    assert done.copy is not None
+    assert f"{done.copy.name}-wal" in files_in(tmp_path)
+    store = await SqliteStore.open(tmp_path / "killed.db")
+    assert (await history(store, "s1"), await history(store, "s2")) == (dropped, kept)
+    assert kept[-len(entries) :] == entries
+    await store.close()
+    assert repair(tmp_path / "killed.db").outcome == "whole"
+
+
+def test_two_repairs_in_the_same_second_keep_both_damaged_files(
+    tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "crow.db"
+    path.write_bytes(whole.content)
+    flip(path, b"Title of s2", 7, at=1)
+    damaged = path.read_bytes()
+    monkeypatch.setattr(time, "strftime", lambda _: "20261129-120000")
+    first: list[Repaired] = []
+    open_file = os.open
+
+    def open_after_another_repair(*arguments: Any, **options: Any) -> int:
+        if not first:
+            monkeypatch.setattr(os, "open", open_file)
+            first.append(repair(path))
+            path.write_bytes(damaged)
+        return open_file(*arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_after_another_repair)
+    second = repair(path)
+    copies = [done.copy for done in (*first, second)]
+    assert [copy and copy.name for copy in copies] == [
+        "crow-damaged-20261129-120000.db",
+        "crow-damaged-20261129-120000-2.db",
+    ]
+    assert [copy and copy.read_bytes() for copy in copies] == [damaged] * 2
 
 
 # repairs that are killed
