@@ -33,7 +33,8 @@ def named_prompt_in(body: Body) -> tuple[PromptName, str] | None:
 
 
 def check_same(name: PromptName, digest: str) -> None:
-    """Check that a prompt has the content of the earlier prompt with the same name, whose digest is `digest`.
+    """Check that the prompt `name` has the same content as the earlier prompt with this id. `digest` is the digest of
+    the earlier prompt.
 
     :raises ArgumentError: the prompt has other content.
     """

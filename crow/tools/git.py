@@ -339,7 +339,7 @@ def _places(value: str, bases: Sequence[str]) -> Iterator[str]:
 
 
 def _named_by_command(section: str, value: str, bases: Sequence[str]) -> Iterator[str]:
-    """Return the files that a command line in git's settings names."""
+    """Return the files to which a command line in git's settings refers."""
     if section != "alias" or value.startswith("!"):
         line = _command_line(value)
         yield from _modules_in(line, bases)
@@ -365,9 +365,9 @@ def _modules_in(line: str, bases: Sequence[str]) -> Iterator[str]:
 
 
 def _words_in(line: str, bases: Sequence[str], *, is_alias: bool = False) -> Iterator[str]:
-    """Return the files that the words of a command line name. A word without a slash counts if the file exists, or if
-    it looks like the name of a file. A folder counts only if the line gives a path to it, and not in an alias, because
-    any word may be the name of a folder by chance."""
+    """Yield the files to which the words of a command line refer. A word without a slash counts if the file exists, or
+    if the word looks like the name of a file. A folder counts only if the word has a slash, because any plain word may
+    happen to be the name of a folder. In an alias, no folder counts."""
     folders = [place for folder in _FOLDER_CHANGE.findall(line) for place in _places(folder, bases)]
     bases = [*bases, *filter(os.path.isdir, folders)]
     words = dict.fromkeys(_WORD.findall(line))

@@ -126,12 +126,13 @@ class Job:
         return text[: len(text) - kept]
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until the command has ended, at most `timeout_s`."""
+        """Wait at most `timeout_s` seconds for the command to end. If it has ended, wait a short time for the rest of
+        its output."""
         if self.is_running:
             with anyio.move_on_after(timeout_s):
                 await self.command.wait()
         if not self.is_running:
-            await self.command.wait()  # the rest of its output may still arrive
+            await self.command.wait()
 
 
 class Jobs:

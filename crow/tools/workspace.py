@@ -519,7 +519,7 @@ class _SpawnedCommand:
         """See :class:`crow.tools.BackgroundCommand`."""
         listeners, self._listeners = self._listeners, []
         try:
-            # The empty scope stands for the command's time limit, which a background command does not have.
+            # a scope without a deadline, because a background command has no time limit
             async with _connected(self._network, listeners, anyio.CancelScope(), self._confiner):
                 await self._process.wait()
         except Exception:  # the command continues without its network

@@ -543,7 +543,7 @@ def _stored(session_id: str, leaf: int | None, new: _Chain, row: Mapping[str, An
 
 
 def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:
-    """Return an entry as the function `crow.add_entries` of the schema reads it from JSON."""
+    """Return an entry in the form that the SQL function `crow.add_entries` expects in its JSON argument."""
     row = {"turn": turn, **entry_values(new, encoded, usage)}
     if row["cost"] is not None and math.isinf(row["cost"]):  # JSON has no infinity, but PostgreSQL converts this string
         row["cost"] = str(row["cost"])

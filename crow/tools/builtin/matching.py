@@ -293,7 +293,7 @@ def _content_lines(text: str) -> list[str]:
 
 
 def _blank_ends(lines: Sequence[str]) -> tuple[int, int]:
-    """Count the blank lines at the beginning and at the end."""
+    """Count the blank lines at the beginning and at the end. Return zeros if all lines are blank."""
     filled = [index for index, line in enumerate(lines) if line.strip()]
     return (filled[0], len(lines) - 1 - filled[-1]) if filled else (0, 0)
 

@@ -62,8 +62,8 @@ def covers_host(pattern: str, host: str) -> bool:
     """Return whether the pattern of a rule covers a host. `host` has the form of `str(Host)`.
 
     `a.example` is this host alone, `*.a.example` all hosts below it, `*` all hosts, and `registries` the usual
-    registries. `:*` covers all ports. Without a port, a pattern covers the usual ports. With one of the usual ports, it
-    covers both, because `str(Host)` does not tell them apart. A pattern of any other form covers nothing.
+    registries. `:*` covers all ports. A pattern without a port covers the ports 80 and 443. A pattern with one of these
+    two ports also covers the other, because `str(Host)` leaves out both. A pattern of any other form covers nothing.
 
     :raises ~crow.domain.errors.ArgumentError: `host` is not a host.
     """

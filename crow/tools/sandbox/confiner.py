@@ -460,7 +460,7 @@ class KernelConfiner:
         return await anyio.to_thread.run_sync(self._open_layer, sandbox)
 
     def _open_layer(self, sandbox: Sandbox) -> Layer | None:
-        """Open a layer. Only the first call tries whether layers work: in crow's data directory, or else in the
+        """Open a layer. The first call checks where layers work: in crow's data directory, or else in the
         session's temporary directory."""
         private, trees, place = self._own_directories(), self._policy.layered_trees(), self.place
         if place is None or not trees:
