@@ -61,8 +61,8 @@ def _read_stdin() -> str:
 
 
 def read_text(option: str, path: str) -> str:
-    """Return the text of the file to which `option` is set. :raises ArgumentError: the file cannot be read, is too large, or
-    is not text."""
+    """Return the text of the file to which `option` is set. :raises ArgumentError: the file cannot be read, is too
+    large, or is not text."""
     try:
         with open(path, "rb") as file:
             data = file.read(_INPUT_BYTES + 1)

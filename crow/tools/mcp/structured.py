@@ -116,7 +116,8 @@ class _Check:
                 yield first[at] if at < len(first) else others, each, f"{where}[{at}]"
 
     def _target(self, reference: object) -> object:
-        """Return the part of a schema to which a reference in the same schema points. Any other reference allows all values."""
+        """Return the part of a schema to which a reference in the same schema points. Any other reference allows all
+        values."""
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return True
         part: object = self._root
