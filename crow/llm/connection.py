@@ -178,6 +178,8 @@ class EndpointConnection:
         except httpx2.TimeoutException:
             timeout_s = self._endpoint.timeouts.connect_s
             raise errors.ModelTimeout(f"No connection to {who} within {timeout_s:g} s.") from None
+        except httpx2.InvalidURL as error:
+            raise errors.ConfigError(f'The base URL "{who}" cannot be used: {str(error).rstrip(".")}.') from None
         except (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream) as error:  # the client does not wrap all of them
             hint = " Check the network, the base URL and the proxy, if you use one."
             if is_local(who):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
@@ -12,6 +13,9 @@ from crow.domain.errors import AuthError, ConfigError
 from crow.domain.text import describe
 from crow.llm import ModelInfo, ModelLimits, ThoughtLevel
 from crow.llm.dialect import Dialect
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The form of names of headers (RFC 9110, section 5.6.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ class Endpoint(ModelLimits):
         :raises ~crow.domain.errors.ConfigError: a header has characters that HTTP does not allow.
         """
         for name, value in self.headers:
-            if not (f"{name}{value}".isascii() and f"{name}{value}".isprintable() and name):
+            if not (_HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
                 raise ConfigError(
                     f"The header {describe(name)} for {self.base_url} has characters that are not allowed in a header; "
                     "use plain ASCII without line breaks."

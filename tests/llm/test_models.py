@@ -325,12 +325,14 @@ async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) 
         ({"proxy": "http://127.0.0.1:x"}, "cannot be used: Invalid port: 'x'. Set proxy"),
         ({"headers": (("X-Name", "Zoë"),)}, 'The header "X-Name" for http://127.0.0.1:9/v1 has characters'),
         ({"headers": (("X-Name", "a\nb"),)}, 'The header "X-Name" for http://127.0.0.1:9/v1 has characters'),
+        ({"headers": (("X Name", "a"),)}, 'The header "X Name" for http://127.0.0.1:9/v1 has characters'),
+        ({"base_url": "https://☃-.example/v1"}, 'The base URL "https://☃-.example/v1" cannot be used: Invalid'),
         ({"extra_body": {"a": [date(2026, 1, 1)]}}, "extra_body for http://127.0.0.1:9/v1 has a value that JSON"),
         ({"extra_body": {"a": math.nan}}, "extra_body for http://127.0.0.1:9/v1 has a value that JSON"),
     ],
 )
 async def test_settings_that_make_no_request_possible_are_named(more: dict[str, Any], words: str) -> None:
-    model = EndpointClient(Endpoint(base_url="http://127.0.0.1:9/v1", model="m", **more))
+    model = EndpointClient(Endpoint(**{"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key": "k"} | more))
     with pytest.raises(ConfigError, match=re.escape(words)):
         await ask(model)
     if "extra_body" not in more:
