@@ -627,7 +627,7 @@ def max_output_tokens(body: ErrorBody) -> int | None:
     return _count(next(filter(None, match.groups()))) if match is not None else None
 
 
-# Reads how long an endpoint asks crow to wait.
+# The time for which an endpoint asks crow to wait.
 
 _SPAN_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
 _MIN_TIMESTAMP = 1e8

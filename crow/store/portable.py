@@ -155,7 +155,7 @@ RECORDS: Mapping[str, type[Record]] = {
     "move": MoveRecord,
     "end": End,
 }
-"""Maps each `type` to its record."""
+"""Maps the value of `type` in a line to the class of its record."""
 
 _ENTRY_START = b'{"type":"entry",'
 _USUAL_STARTS = (_ENTRY_START, b'{"type":"blob",')

@@ -161,7 +161,8 @@ class ContextWindow:
         state.refusals += 1
         state.worked = 0
         size = error.size if error.size is not None and used / 4 <= error.size <= used * 4 else used
-        # If a request is refused again, ignore a stated limit above the size of that request: it explains nothing.
+        # The stated limit may be above the request's size, because the size may be estimated too low. After a second
+        # refusal in a row, such a limit is not believed.
         is_plausible = limit is not None and fixed < limit < declared and (limit < size or state.refusals == 1)
         tokens: int | None = None
         if limit is not None and is_plausible and limit >= worked:

@@ -152,7 +152,7 @@ class Follower:
             await anyio.sleep(_PAUSE_S)
 
     def _hurry(self) -> None:
-        """Read the next report of the store at once."""
+        """Let the loop read the next report of the store at once."""
         self._wake.set()
 
     async def _rest(self, news: News) -> None:

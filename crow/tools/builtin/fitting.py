@@ -83,7 +83,7 @@ class Indents:
         return any(mine != theirs for mine, theirs in self._pairs.items())
 
     def placed(self, line: str) -> str:
-        """Return a line of new_text with the indentation of the file."""
+        """Return a line of the edit's new text with the indentation that the file uses."""
         if not line.strip():
             return line
         indent = _indent_of(line)

@@ -171,7 +171,7 @@ class _Failures:
     _in_a_row: int = 0
     """How many failures came one after the other, without `_STEADY_S` of work between them."""
     _ready_at: float = math.inf
-    """The monotonic time in seconds at which the running server was ready; infinite if it is not ready yet."""
+    """The monotonic time in seconds at which the running server became ready; infinite if it is not ready yet."""
 
     def note_start(self) -> None:
         """Note that the server is being started."""
