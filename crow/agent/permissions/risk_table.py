@@ -50,10 +50,12 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         letters="Ox",
         words="foreach bisect filter-branch config difftool mergetool send-email instaweb daemon worktree clone init "
         "checkout-index merge-index fast-export "
+        "maintenance remote-ext "
         "submodule hook archive bundle bugreport diagnose format-patch alias credential fast-import gui citool svn",
         pattern=r"^ext::|^--?[A-Za-z-]*=ext::",
         harmless="--text --cc --filter",
     ),
+    "git push": Risks(pattern=r"^(?:\.{0,2}/|\.\.$|~|file:)"),
     "find": Risks(words="-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"),
     "fd": Risks(long="exec exec-batch", letters="xX"),
     "fdfind": Risks(long="exec exec-batch", letters="xX"),
@@ -249,6 +251,9 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         long="config host context",
         letters="Hc",
         words="run exec build buildx compose cp create import load plugin save swarm export commit",
+    ),
+    "docker run": Risks(
+        long="volume volumes-from mount privileged entrypoint device cap-add security-opt pid userns ipc", letters="v"
     ),
     "kubectl": Risks(
         long="kubeconfig context server user",
