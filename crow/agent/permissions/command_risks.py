@@ -27,6 +27,8 @@ _GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs
 """Harmless options that may come between `git` and its subcommand."""
 _RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl", "shell", "exec-env", "exec-file"))
 """Subcommands with which the programs in `_EXECUTORS` run another program."""
+_BUN_RUNS = _RUN | {"test", "bench", "serve"}
+"""Subcommands of Bun and Deno that run a script, so that options come before it."""
 _EXECUTORS: Mapping[str, int] = {
     **dict.fromkeys(("poetry", "pipenv", "pdm", "rye", "hatch", "pixi", "conda", "mamba", "micromamba", "bundle"), 0),
     **dict.fromkeys(("uv", "pnpm", "npm", "yarn", "bun", "deno", "lerna", "nx", "opam", "rbenv", "pyenv", "nodenv"), 0),
@@ -67,15 +69,13 @@ def find_risk(words: Words, fixed: int) -> str | None:
     more = words[fixed:]
     if program in SHELLS or program in RUNNERS or program == "eval":
         return next(iter(more), None)
-    if program == "docker" and words[1:2] == ("compose",) and fixed > 1:
-        return find_risk((program, *words[2:]), fixed - 1)
     if start := _inner_start(program, words):
         if start >= fixed:  # the rule does not say which program runs
             return next(iter(more), None)
         if program in WRAPPERS and WRAPPERS[program].joins:
             return _joined_risk(words[start:fixed], more)
         return find_risk(words[start:], fixed - start)
-    if _INTERPRETERS.fullmatch(program):
+    if _INTERPRETERS.fullmatch(program) and " ".join(words[:2]) not in RISKS:
         return _interpreter_option(words, fixed)
     if program == "git" and (option := next(_git_options(words, fixed), None)):
         return option
@@ -88,19 +88,25 @@ def find_risk(words: Words, fixed: int) -> str | None:
 def _inner_start(program: str, words: Words) -> int:
     """Return the index of the program that a command runs, such as 3 for `sudo -u root ls`. Return 0 if the command is
     not known to run another program, and the number of words if the index is unknown."""
-    second = "".join(words[1:2])
     if wrapper := WRAPPERS.get(program):
         return _wrapped_start(words, wrapper, 1)
-    if wrapper := WRAPPERS.get(f"{program} {second}"):
-        return _wrapped_start(words, wrapper, 2)
-    if program not in _EXECUTORS or second not in _RUN or (second == "run" and program in _SCRIPTED):
+    if (wrapper := WRAPPERS.get(f"{program} exec")) and "exec" in words:  # as in `docker compose exec web ls`
+        return _wrapped_start(words, wrapper, words.index("exec") + 1)
+    if program not in _EXECUTORS:
         return 0
-    start = 2 + _EXECUTORS[program]  # as in `lxc exec box ls`
+    subcommands = _RUN - {"run"} if program in _SCRIPTED else _RUN
+    at = 1
+    if words[1:2] and words[1].startswith("-"):  # as in `poetry -C sub run ls`
+        at = next((at for at, word in enumerate(words) if word in ("run", "exec")), 1)
+    if words[at : at + 1] == () or words[at] not in subcommands:
+        return 0
+    operands = words[at + 1 : at + 1 + _EXECUTORS[program]]
+    start = at + 1 + len(operands)  # as in `lxc exec box ls`
     if words[start : start + 1] == ("--",):  # as in `lxc exec box -- ls`
         start += 1
-    before = [*words[2 : 2 + _EXECUTORS[program]], *words[start : start + 1]]
     # options may take values, so that the program is somewhere after them: `lxc exec -t box ls`
-    return len(words) if any(word.startswith("-") for word in before) else start
+    has_options = any(word.startswith("-") for word in (*operands, *words[start : start + 1]))
+    return len(words) if has_options else start
 
 
 def _wrapped_start(words: Words, wrapper: Wrapper, at: int) -> int:
@@ -153,10 +159,13 @@ def _interpreter_option(words: Words, fixed: int) -> str | None:
     program = program_of(words[0])
     kind = "python" if program.startswith(("python", "pypy", "ipython")) else program
     safe = _INTERPRETER_SAFE.get(kind, frozenset()) | _ALWAYS_SAFE
-    start = 2 if words[1:2] and words[1] in _RUN else 1  # `deno run`
+    has_subcommand = words[1:2] and words[1] in (_BUN_RUNS if kind in ("deno", "bun") else _RUN)
+    start = 2 if has_subcommand else 1  # `deno run`
     may_be_value = False  # whether the word may be the value of the option before it, as in `python -W ignore`
     for at, word in enumerate(words[start:], start):
         is_code = kind == "python" and word in ("-m", "-c")  # arguments of the code follow
+        if is_code and at + 1 < fixed and word == "-m":
+            return find_risk(words[at + 1 :], fixed - at - 1)  # `python -m pytest` is `pytest`
         if is_code and (word == "-m" or at < fixed):
             break
         if word.startswith("-"):
