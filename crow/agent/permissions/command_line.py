@@ -32,6 +32,8 @@ _RUN = (("run",), ("exec",), ("dlx",))
 """Subcommands, as in `docker exec`. Most programs that have such a subcommand run another program with it."""
 _INPUT_TAKERS = frozenset(("xargs", "gxargs", "parallel"))
 """Wrappers that add words from their input to the command that they run."""
+_INPUT_LETTERS = tuple("aEeIiLlnPsdjNS")
+"""Their short options that may take the next word as their value."""
 _REPLACES = re.compile(r"^(?:-[IJ] |-[IiJ]|--replace=)(\S+)")
 """Matches an option of `xargs` and the text to replace, which is in the option's word or in the next word."""
 _PLACEHOLDER = re.compile(r"\{[^{} ]*\}")
@@ -180,7 +182,7 @@ def _with_input(words: Words) -> tuple[Words, int]:
     mark, first = "{}", 1
     while first < len(words) and words[first].startswith("-"):
         mark = "".join(_REPLACES.findall(" ".join(words[first : first + 2]))) or mark
-        first += 2 if words[first][1:] in (*WRAPPERS["xargs"][0], *WRAPPERS["parallel"][0]) else 1
+        first += 2 if words[first][1:] in _INPUT_LETTERS else 1
     unknown = (word if word.startswith("-") else word.replace(mark, UNKNOWN) for word in words)
     return tuple(_PLACEHOLDER.sub(UNKNOWN, word) for word in unknown), first
 

@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "rbash", "csh", "tcsh"))
-WRAPPERS: Mapping[str, tuple[str, int]] = {
-    **dict.fromkeys(("builtin", "busybox", "command", "nohup", "pkexec", "prlimit"), ("", 0)),
-    **dict.fromkeys(("setpriv", "setsid", "unbuffer"), ("", 0)),
-    **dict.fromkeys(("chroot", "setarch", "taskset"), ("", 1)),
-    "caffeinate": ("tw", 0),
-    "chrt": ("TPD", 1),
-    "doas": ("uC", 0),
-    "env": ("uCS", 0),
-    "exec": ("a", 0),
-    "flock": ("wE", 1),
-    "ionice": ("cn", 0),
-    "ltrace": ("oeupn", 0),
-    "nice": ("n", 0),
-    "parallel": ("jINPaS", 0),
-    "rlwrap": ("", 0),
-    "runuser": ("ugGcs", 0),
-    "script": ("cEIOBTm", 0),
-    "ssh": ("oFEiJlLRDpbBcImOQSwW", 1),
-    "stdbuf": ("ioe", 0),
-    "strace": ("oeupEasPSUbX", 0),
-    "su": ("cgGsw", 0),
-    "sudo": ("uCDgRrTtUph", 0),
-    "systemd-run": ("pEtuMH", 0),
-    "time": ("fo", 0),
-    "timeout": ("ks", 1),
-    "unshare": ("SGRwm", 0),
-    "nsenter": ("tSG", 0),
-    "watch": ("n", 0),
-    "xargs": ("aEeIiLlnPsd", 0),
+
+
+class Wrapper(NamedTuple):
+    """The command line of a program that runs another program."""
+
+    letters: str = ""
+    """Short options that take a value: the rest of the word or, if nothing is left of it, the next word."""
+    operands: int = 0
+    """How many operands come before the other program."""
+    attached: str = ""
+    """Short options whose value can only be the rest of the word."""
+    lines: str = ""
+    """Short options whose value is a command line."""
+    joins: bool = False
+    """Whether the program joins the words of the other command and has a shell read them."""
+
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    **dict.fromkeys(("builtin", "busybox", "command", "nohup", "pkexec", "setpriv", "setsid", "unbuffer"), Wrapper()),
+    "caffeinate": Wrapper("tw"),
+    "chroot": Wrapper("ugG", 1),
+    "chrt": Wrapper("TPD", 1),
+    "doas": Wrapper("auC"),
+    "docker exec": Wrapper("euw", 1),
+    "env": Wrapper("auCLUP", lines="S"),
+    "exec": Wrapper("a"),
+    "flock": Wrapper("wE", 1),
+    "ionice": Wrapper("cn"),
+    "kubectl exec": Wrapper("cfn", 1),
+    "ltrace": Wrapper("aADeFlnopsuwxX"),
+    "nice": Wrapper("n"),
+    "nsenter": Wrapper("tSGWN", attached="muinpCUTrw"),
+    "prlimit": Wrapper("po", attached="cdefilmnqrstuvxy"),
+    "ssh": Wrapper("BbcDEeFIiJLlmOoPpQRSWw", 1, joins=True),
+    "stdbuf": Wrapper("ioe"),
+    "strace": Wrapper("abeEIoOpPsSuUX"),
+    "sudo": Wrapper("acuCDgRrTtUph"),
+    "systemd-run": Wrapper("pEuMHC"),
+    "taskset": Wrapper("", 1),
+    "time": Wrapper("fo"),
+    "timeout": Wrapper("ks", 1),
+    "unshare": Wrapper("SGRwl", attached="muinpUCT"),
+    "watch": Wrapper("nqs", attached="d", joins=True),
+    "xargs": Wrapper("aEIJLnPRsSd", attached="eil"),
 }
-"""Programs that run another program. Each maps to two values: the letters of the options that take a value, and the
-number of operands that come before the other program."""
+"""Programs that run another program. If only a subcommand does so, it is part of the key."""
 
 RUNNERS = frozenset(
     (
@@ -45,6 +60,41 @@ RUNNERS = frozenset(
         *("faketime", "runcon", "sg", "cgexec", "numactl", "eatmydata", "bwrap", "proxychains", "proxychains4"),
         *("torsocks", "sshpass", "tmux", "screen", "start-stop-daemon", "adb", "dbus-run-session", "xvfb-run"),
         *("linux32", "linux64", "chronic", "chpst", "envdir", "softlimit", "setuidgid", "uftrace", "toybox"),
+        *("su", "runuser", "run0", "script", "setarch", "i386", "x86_64", "rlwrap", "parallel", "env_parallel", "sem"),
+        *(
+            "xterm",
+            "uxterm",
+            "x-terminal-emulator",
+            "gnome-terminal",
+            "konsole",
+            "xfce4-terminal",
+            "alacritty",
+            "kitty",
+        ),
+        *(
+            "foot",
+            "wezterm",
+            "autossh",
+            "mosh",
+            "rsh",
+            "pssh",
+            "pdsh",
+            "clush",
+            "ssh-agent",
+            "schroot",
+            "proot",
+            "guix",
+        ),
+        *(
+            "systemd-inhibit",
+            "systemd-nspawn",
+            "distrobox",
+            "distrobox-enter",
+            "gdbserver",
+            "rr",
+            "heaptrack",
+            "cpulimit",
+        ),
         *("gchroot", "genv", "gnice", "gnohup", "gstdbuf", "gtimeout", "gxargs"),
     )
 )

@@ -46,14 +46,17 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
     "git": Risks(
         long="output ext-diff textconv filters upload-pack receive-pack exec template separate-git-dir in-place "
         "open-files-in-pager output-directory no-index extcmd tool remote-submodules unsafe-paths directory config "
-        "smtp-server sendmail-cmd to-cmd cc-cmd reference recurse-submodules global system git-completion-helper",
+        "smtp-server sendmail-cmd to-cmd cc-cmd reference recurse-submodules global system git-completion-helper "
+        "object-dir",
         letters="Ox",
         words="foreach bisect filter-branch config difftool mergetool send-email instaweb daemon worktree clone init "
-        "checkout-index merge-index fast-export "
+        "checkout-index merge-index fast-export maintenance remote-ext shell web--browse p4 cvsexportcommit "
+        "credential-store credential-cache "
         "submodule hook archive bundle bugreport diagnose format-patch alias credential fast-import gui citool svn",
         pattern=r"^ext::|^--?[A-Za-z-]*=ext::",
         harmless="--text --cc --filter",
     ),
+    "git push": Risks(pattern=r"^(?:\.{0,2}/|\.\.$|~|file:)"),
     "find": Risks(words="-exec -execdir -ok -okdir -delete -fprint -fprint0 -fprintf -fls -files0-from"),
     "fd": Risks(long="exec exec-batch", letters="xX"),
     "fdfind": Risks(long="exec exec-batch", letters="xX"),
@@ -107,7 +110,8 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         words="run tool pip publish venv init",
     ),
     "npm": Risks(
-        long="prefix global script-shell node-options registry userconfig globalconfig cache location call",
+        long="prefix global script-shell node-options registry userconfig globalconfig cache location call "
+        "pack-destination",
         letters="gCc",
         words="exec x config c set edit explore init create publish",
     ),
@@ -118,7 +122,7 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
     "cargo": Risks(
         long="config manifest-path target-dir root out-dir artifact-dir path registry index",
         letters="CZ",
-        words="install binstall new init",
+        words="install binstall new init rustc",
     ),
     "go run": Risks(pattern=r"@|://"),
     "go": Risks(
@@ -231,6 +235,7 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         long="rootdir confcutdir override-ini junit-xml junitxml log-file basetemp cov-report cov-config debug pdbcls "
         "pastebin config-file report-log",
         letters="cop",
+        pattern=r"=(?:[/~]|\.\./)",
         harmless="--co --cov --pdb",
     ),
     "mypy": Risks(
@@ -249,6 +254,15 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         long="config host context",
         letters="Hc",
         words="run exec build buildx compose cp create import load plugin save swarm export commit",
+    ),
+    **dict.fromkeys(
+        ("docker build", "docker buildx"), Risks(long="output iidfile metadata-file cache-to", letters="o")
+    ),
+    "bun build": Risks(long="outdir outfile config metafile", pattern=_OUTWARD),
+    **dict.fromkeys(("deno compile", "deno install"), Risks(long="output root global allow-all", letters="ogA")),
+    "docker cp": _WRITER,
+    "docker run": Risks(
+        long="volume volumes-from mount privileged entrypoint device cap-add security-opt pid userns ipc", letters="v"
     ),
     "kubectl": Risks(
         long="kubeconfig context server user",
@@ -270,6 +284,13 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         _WRITER,
     ),
     **dict.fromkeys(("dd", "csplit", "unzip", "gzip", "gunzip", "bzip2", "xz", "zstd", "shred", "mktemp"), _WRITER),
+    **dict.fromkeys(("strip", "objcopy", "dot", "jar", "convert", "magick", "ctags", "etags", "cscope"), _WRITER),
+    **dict.fromkeys(("black", "isort", "autopep8", "gofmt", "clang-format", "shfmt", "rustfmt"), _WRITER),
+    **dict.fromkeys(("venv", "zipfile", "tarfile", "json.tool"), _WRITER),  # modules of Python
+    **dict.fromkeys(("cProfile", "profile"), Risks(letters="om")),
+    **dict.fromkeys(("git index-pack", "git pack-objects", "git mailsplit", "git mailinfo", "git merge-file"), _WRITER),
+    "fzf": Risks(long="preview bind listen"),
+    "pre-commit": Risks(long="config", letters="c", words="try-repo"),
     **dict.fromkeys(("mkfifo", "unlink", "rename", "sponge", "7z", "ar", "cpio"), _WRITER),
     **dict.fromkeys(
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld"),
@@ -282,6 +303,7 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         ("vi", "vim", "nvim", "view", "ex", "ed", "emacs", "nano", "crontab", "at", "batch", "expect", "gdb", "lldb"),
         _ALWAYS,
     ),
+    **dict.fromkeys(("timeit", "pdb", "open", "xdg-open", "sudoedit"), _ALWAYS),
     **dict.fromkeys(
         ("source", ".", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript", "ansible"), _ALWAYS
     ),
