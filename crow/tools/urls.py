@@ -57,7 +57,8 @@ def normalize_url(text: str) -> str:
     if parts is None or scheme not in PORTS:
         raise _not_a_url(text, "")
     if "@" in parts[2]:
-        raise _not_a_url(text, " without user name and password")
+        without = f"{parts[1]}://…@{parts[2].rpartition('@')[2]}{parts[3]}"  # the query may hold a secret, too
+        raise _not_a_url(without, " without user name and password")
     place = _PLACE.fullmatch(parts[2])
     if place is None or not (host := _host(place[1])) or not _is_port(place[2] or "80"):
         raise _not_a_url(text, " with a valid host and port")
