@@ -26,7 +26,7 @@ from crow.settings.write import save_model_settings
 _MODELS_SHOWN = 20
 _NAMES = ", ".join(PRESETS)
 _TOOL = ToolSpec(name="report_word", description="Reports a word.", input_schema={"type": "object"})
-"""Offered in the test request, because some endpoints refuse an API only for requests with tools."""
+"""Offered in the test request, because on some APIs, some endpoints answer only requests without tools."""
 _DOT_S = 1.0
 """While crow waits, it prints a dot each time this many seconds have passed."""
 

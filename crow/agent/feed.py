@@ -108,7 +108,7 @@ class Feed:
         return item
 
     def open_items(self) -> tuple[Event, ...]:
-        """Return the items that lead from the log to the present state, in order."""
+        """Return, in order, the items that a reader of the log still needs to know the present state."""
         items: list[Event | None] = [self._compaction]
         for call in self._calls.values():
             items += [call.announced, call.started, call.linked, call.progress]

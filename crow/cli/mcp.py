@@ -63,7 +63,7 @@ def _list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
 
 def _describe_server(loaded: Loaded, name: str) -> dict[str, Any]:
     settings = loaded.settings.mcp_servers[name]
-    where = settings.url.partition("?")[0] if settings.url else settings.command or ""
+    where = str(settings.masked()["url"]).partition("?")[0] if settings.url else settings.command or ""
     state = [] if settings.enabled else ["disabled"]
     server = _server_named(loaded, name)
     if server.options.problem:

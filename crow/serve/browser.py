@@ -62,7 +62,7 @@ def page_routes(authenticator: Authenticator, needs_tokens: Callable[[], Awaitab
 def cookie_token(connection: HTTPConnection) -> str | None:
     """Return the token in the cookie of a paired browser, or None. A request of another web page gets None, although
     the browser may send the cookie with it."""
-    return connection.cookies.get(_COOKIE) if is_own_origin(connection.headers) else None
+    return connection.cookies.get(_COOKIE) if is_own_origin(connection) else None
 
 
 class _Pairing:
@@ -87,7 +87,7 @@ class _Pairing:
 
     async def pair(self, request: Request) -> Response:
         """Take a pairing token, and set the cookie with a token for this browser."""
-        if not is_own_origin(request.headers):
+        if not is_own_origin(request):
             return _answer(403, "Only the page itself may pair.")
         try:
             body = await _json_body(request)
@@ -110,7 +110,7 @@ class _Pairing:
 
     async def unpair(self, request: Request) -> Response:
         """Revoke this browser's token, and remove the cookie."""
-        if not is_own_origin(request.headers):
+        if not is_own_origin(request):
             return _answer(403, "Only the page itself may unpair.")
         try:
             await self._authenticator.forget(request.cookies.get(_COOKIE))

@@ -367,7 +367,7 @@ class AcpService:
         """Return the grant of the client's token, or None on a server without tokens. :raises Refused: the client may
         not connect now."""
         origins = websocket.headers.getlist("origin")
-        if not is_known_origin(origins, self._origins) and not is_own_origin(websocket.headers):
+        if not is_known_origin(origins, self._origins) and not is_own_origin(websocket):
             problem = (
                 f'Web pages of "{_shown(origins)}" may not connect. The operator of this server can add the origin to '
                 "serve.origins."

@@ -13,10 +13,11 @@ import re
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
@@ -29,6 +30,8 @@ _PROBE_S = 1.0
 check in seconds."""
 
 _SYSTEMD_FIRST_FD = 3
+_NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
+"""The errors for an address that this machine does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,13 @@ def address_of(opened: socket.socket, *, is_tls: bool) -> str:
 
 
 _HOST_HEADER = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[A-Za-z0-9._~-]+)?\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+"""Matches a Host header. Its groups are: the IPv6 address in brackets, without its zone; the name or IPv4 address; the
+port."""
 
 
 def is_known_host(headers: Sequence[str], names: frozenset[str]) -> bool:
     """Return whether the Host header names this server. `headers` are the values of all Host headers of a request:
-    there must be exactly one, whose host is an IP address, localhost, or one of `names`.
+    there must be exactly one, whose host is an IP address, localhost, or one of `names`, which are in lower case.
 
     This check stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser
     then sends the attacker's host name in the Host header.
@@ -117,11 +122,16 @@ def is_known_origin(headers: Sequence[str], origins: frozenset[str]) -> bool:
     return not headers or (len(headers) == 1 and headers[0].lower() in origins)
 
 
-def is_own_origin(headers: Mapping[str, str]) -> bool:
+def is_own_origin(connection: HTTPConnection) -> bool:
     """Return whether a request comes from a page of this server: its Origin header names the same host as its Host
-    header, which has been checked before."""
-    scheme, _, host = headers.get("origin", "").lower().partition("://")
-    return scheme in {"http", "https"} and bool(host) and host == headers.get("host", "").lower()
+    header, which has been checked before.
+
+    If the request came over TLS, the page must have come over TLS, too: others in the network could have changed it.
+    Otherwise both are possible, because TLS may end at a proxy.
+    """
+    scheme, _, host = connection.headers.get("origin", "").lower().partition("://")
+    schemes = {"https"} if connection.scope["scheme"] in {"https", "wss"} else {"http", "https"}
+    return scheme in schemes and bool(host) and host == connection.headers.get("host", "").lower()
 
 
 def client_address(connection: HTTPConnection) -> str:
@@ -159,8 +169,24 @@ def _is_loopback(host: str) -> bool:
     return address is not None and address.is_loopback
 
 
+def _tcp_socket(family: int, kind: int, protocol: int, name: Any) -> socket.socket:
+    """Open a socket that listens at `name`. :raises OSError: this is not possible."""
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(name)
+        opened.listen(_BACKLOG)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
 def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
-    """Open one socket for each IP address of the host."""
+    """Open one socket for each IP address of the host that this machine has. Where IPv6 is off, localhost may still
+    have an IPv6 address. :raises ConfigError: there is no such address, or one cannot be used."""
     try:
         found = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -168,15 +194,17 @@ def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f'crow serve cannot listen on "{address.host}": {error}.') from error
     sockets: list[socket.socket] = []
+    missing: OSError | None = None
     try:
         for family, kind, protocol, _, name in dict.fromkeys(found):  # getaddrinfo may repeat an address
-            opened = socket.socket(family, kind, protocol)
-            sockets.append(opened)
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            opened.bind(name)
-            opened.listen(_BACKLOG)
+            try:
+                sockets.append(_tcp_socket(family, kind, protocol, name))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error
+        if missing is not None and not sockets:
+            raise missing
     except OSError as error:
         for each in sockets:
             each.close()
@@ -256,13 +284,30 @@ def _remove_stale(path: Path) -> None:
     raise ConfigError(f"crow serve cannot listen on {path}: another program listens there.")
 
 
+def _is_listener(fd: int) -> bool:
+    """Return whether this file descriptor is a TCP or Unix socket that listens."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            is_known = copy.family in {socket.AF_INET, socket.AF_INET6, socket.AF_UNIX}
+            is_stream = copy.type == socket.SOCK_STREAM
+            return is_known and is_stream and bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+
 def _systemd_sockets() -> list[socket.socket]:
-    """Return the sockets that systemd passed to this process. :raises ConfigError: systemd passed none."""
+    """Return the sockets that systemd passed to this process. :raises ConfigError: systemd passed none, or something
+    else than listening TCP and Unix sockets."""
     count = os.environ.get("LISTEN_FDS", "")
     if os.environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
         raise ConfigError("crow serve --listen systemd works only in a service that a systemd socket unit starts.")
     sockets = []
     for fd in range(_SYSTEMD_FIRST_FD, _SYSTEMD_FIRST_FD + int(count)):
+        if not _is_listener(fd):
+            raise ConfigError(
+                "crow serve cannot use what the systemd socket unit passes; expected only ListenStream= with TCP "
+                "addresses or paths of Unix sockets, and Accept=no."
+            )
         os.set_inheritable(fd, False)
         sockets.append(socket.socket(fileno=fd))
     for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"):

@@ -39,7 +39,7 @@ class CredentialSettings(Section):
         Expected('a command as a list, such as ["gh", "auth", "token"]'),
     ] = None
     """A command that prints the token. Crow runs it when a command first needs the credential."""
-    user: NonEmpty | None = None
+    user: Annotated[NonEmpty, Expected('a user name, such as "x-access-token"')] | None = None
     """The user name for Basic authentication, with the token as the password. If unset, the token is sent as `Bearer
     TOKEN`. A token that contains a space is sent as it is. With from_git, the user name comes from git instead."""
     header: Annotated[

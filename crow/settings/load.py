@@ -26,6 +26,7 @@ from crow.domain.errors import ConfigError
 from crow.domain.secret_values import holds_secret, secrets_in
 from crow.domain.text import describe
 from crow.settings.credentials import CREDENTIAL_HOST, CredentialSettings
+from crow.settings.database_urls import database_passwords
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.servers import VARIABLE
 from crow.settings.types import Section
@@ -36,7 +37,6 @@ from crow.settings.values import (
     NamedModel,
     ProviderSettings,
     Settings,
-    database_passwords,
     expectation,
 )
 

@@ -1,8 +1,10 @@
 """The base of all tables of `config.toml`, and the types of their values.
 
-This module does not import `annotations` from `__future__`, for the same reason as `values.py`.
+This module does not import `annotations` from `__future__`. With this import, pydantic would evaluate all annotations a
+second time at every start.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -26,11 +28,11 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def secrets(self) -> tuple[str, ...]:
-        """Return the values that must not appear in a log, an error or an export."""
-        key = getattr(self, "api_key", None)
-        texts = (*getattr(self, "headers", {}).values(), *getattr(self, "env", {}).values())
-        texts += (secret,) if (secret := getattr(self, "oauth_client_secret", None)) else ()
-        return texts if key is None else (key.get_secret_value(), *texts)
+        """Return the values that must not appear in a log, an error or an export: the key and the headers, if the table
+        has these fields. Tables with other secrets override this method."""
+        key: SecretStr | None = getattr(self, "api_key", None)
+        headers: Mapping[str, str] = getattr(self, "headers", {})
+        return (*([] if key is None else [key.get_secret_value()]), *headers.values())
 
 
 def _from_percent(value: object) -> object:
@@ -68,11 +70,13 @@ def _plain_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc or {"?", "#"} & set(url):
         raise ValueError  # no message, because the value may be secret
+    if parts.port == 0:  # `port` itself raises a ValueError for what is no port
+        raise ValueError
     return url.rstrip("/")
 
 
 def _ascii_key(key: SecretStr) -> SecretStr:
-    if not all("!" <= character <= "~" for character in key.get_secret_value()):
+    if not re.fullmatch("[!-~]+", key.get_secret_value()):
         raise ValueError
     return key
 

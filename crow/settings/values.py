@@ -5,16 +5,19 @@ The docstring of a field says what the setting does. `Expected` is the end of ea
 this import, pydantic would evaluate all annotations a second time at every start.
 """
 
+import os
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
+from crow.domain.secret_values import holds_secret, secrets_in
 from crow.settings.credentials import CredentialSettings
+from crow.settings.database_urls import database_passwords, without_passwords
 from crow.settings.types import (
     Body,
     Count,
@@ -163,6 +166,10 @@ class NamedModel(ModelOptions):
     """The model's name at its endpoint. If unset, it is the NAME in the table's name."""
 
 
+_PRIVATE_IN_URL = re.compile(r"(?<=://)[^/?#]*(?=@)|(?<=[?#]).+", re.DOTALL)
+"""Matches the user name and password, and the query with the fragment."""
+
+
 class McpServerSettings(Section):
     """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable. In args and
     env, `${workspace}` stands for the session's working directory."""
@@ -228,14 +235,32 @@ class McpServerSettings(Section):
             raise ValueError
         return self
 
+    def secrets(self) -> tuple[str, ...]:
+        """Return the values that must not appear in a log, an error or an export. In the URL and the arguments, these
+        are values with names such as `--token`, and texts with the form of a secret."""
+        texts = [(name, text) for arg in self.args for name, _, text in [arg.partition("=")]]
+        texts += [(name, text) for name, text in pairwise(self.args) if name.startswith("-") and "=" not in name]
+        texts += [("", text) for text in (self.url or "", *self.args)]
+        found = [
+            secret
+            for name, text in texts
+            if holds_secret(name, text, os.path.lexists)
+            for secret in secrets_in(text)
+            if secret != self.url and "${" not in secret
+        ]
+        client = (self.oauth_client_secret,) if self.oauth_client_secret else ()
+        return (*super().secrets(), *self.env.values(), *client, *dict.fromkeys(found))
+
     def masked(self) -> dict[str, object]:
         """Return only the values that the user set, so that they can be printed. Values that may be secret are
-        `SecretStr`."""
+        `SecretStr`. In the URL, `…` stands for user name and password, and for the query."""
         values = {key: value for key, value in self if key in self.model_fields_set}
         for key in {"env", "headers"} & values.keys():
             values[key] = {name: SecretStr(text) for name, text in values[key].items()}
         if "oauth_client_secret" in values:
             values["oauth_client_secret"] = SecretStr(self.oauth_client_secret or "")
+        if self.url is not None:
+            values["url"] = _PRIVATE_IN_URL.sub("…", self.url)
         if "args" in values:
             values["args"] = tuple(map(SecretStr, self.args))
         return values
@@ -244,6 +269,8 @@ class McpServerSettings(Section):
 class HookSettings(Section):
     """A command that crow runs at one event of the agent's loop. Each table `[[hooks]]` is a hook."""
 
+    # event and command are required. They have the default None so that `_is_complete` refuses a table without them:
+    # its error is about the whole table and names both keys.
     event: (
         Annotated[
             Literal[
@@ -429,7 +456,7 @@ class LimitSettings(Section):
     request. Another prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
     """The time limit for the start of an MCP server, in seconds."""
-    mcp_wait_s: Annotated[float, Field(ge=0), Expected("seconds, such as 1.0")] = 1.0
+    mcp_wait_s: Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("seconds, such as 1.0")] = 1.0
     """The time that a turn waits for MCP servers that are still starting, in seconds. If a server is ready later, its
     tools are added to the running turn. `crow run` waits until each server is ready or its time limit is over."""
     mcp_call_timeout_s: Seconds = 600.0
@@ -486,7 +513,7 @@ class DatabaseSettings(Section):
 
     def shown(self) -> dict[str, object]:
         """Return the values for printing. The passwords in the URLs are masked."""
-        return {key: None if url is None else _without_passwords(url.get_secret_value()) for key, url in self}
+        return {key: None if url is None else without_passwords(url.get_secret_value()) for key, url in self}
 
 
 class StoreSettings(Section):
@@ -649,35 +676,10 @@ class Settings(Section):
         return tuple(secret for table in tables for secret in table.secrets())
 
 
-_PASSWORD = re.compile(r"(?<=://).*@|(?<=[?&])((?:ssl)?password)=[^&#]*", re.IGNORECASE | re.DOTALL)
-"""Matches the user and password of a database URL, and the passwords among its options. The pattern also matches
-passwords with characters that should have been escaped."""
-
-
-def database_passwords(url: str) -> tuple[str, ...]:
-    """Return the passwords in the URL of a database. Each password is returned as it is written in the URL. If it
-    contains %XX, it is also returned decoded."""
-    found = []
-    for match in _PASSWORD.finditer(url):
-        text = match[0].partition("=")[2] if match[1] else match[0][:-1].partition(":")[2]
-        found += [text, unquote(text)]
-    return tuple(dict.fromkeys(filter(None, found)))
-
-
-def _without_passwords(url: str) -> str:
-    """Return the URL of a database with `…` in place of its passwords."""
-
-    def mask(match: re.Match[str]) -> str:
-        if match[1]:
-            return f"{match[1]}=…"
-        user, colon, _ = match[0][:-1].partition(":")
-        return f"{user}{colon and ':…'}@"
-
-    return _PASSWORD.sub(mask, url)
-
-
 def expectation(field: FieldInfo) -> str:
     """Return a description of the values that a setting accepts, as the end of a sentence."""
+    # For `Annotated[T, Expected(...)]`, pydantic moves `Expected` into the field's metadata. For `Annotated[T,
+    # Expected(...)] | None`, it stays in the metadata of this member of the union.
     parts = getattr(field.annotation, "__args__", ())
     metadata = (*field.metadata, *(item for part in parts for item in getattr(part, "__metadata__", ())))
     return next(item.words for item in metadata if isinstance(item, Expected))

@@ -22,13 +22,14 @@ class AgentKind:
     is_from_workspace: bool = False
     """If set, using the kind needs the user's permission."""
     tools: tuple[str, ...] | None = None
-    """The names or globs of the tools that the subagent may use. None means all."""
+    """The names or globs of the tools that the subagent may use. None means all. If the task also names tools, it must
+    choose from these."""
     model: str = ""
     """If empty, the subagent uses the session's model."""
     mode: str = ""
     """If not empty, the subagent has at most the permissions of this mode."""
     isolated: bool = False
-    """The subagent works in a layer of its own."""
+    """The subagent works in a layer of its own, also if the task does not ask for it."""
     context: tuple[str, ...] = AGENT_CONTEXT
     """Which of `AGENT_CONTEXT` the subagent may get."""
     problem: str = ""
@@ -42,8 +43,8 @@ class Task:
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
-    """The names of the tools that the subagent may use. None allows all tools except those that subagents may never
-    use."""
+    """The names of the tools that the subagent may use, out of those that its kind allows. None allows all of these,
+    except those that subagents may never use."""
     resume: str | None = None
     """The id of an earlier task to continue."""
     background: bool = False
@@ -53,7 +54,7 @@ class Task:
     instructions: str = ""
     """The text of the kind's agent file below the front matter. Empty for a plain subagent."""
     isolated: bool = False
-    """The subagent works in a layer of its own."""
+    """The subagent works in a layer of its own, also if the kind does not ask for it."""
     files: tuple[str, ...] = ()
     """The paths of files whose text goes with the prompt."""
     state: bool = False

@@ -57,7 +57,8 @@ def normalize_url(text: str) -> str:
     if parts is None or scheme not in PORTS:
         raise _not_a_url(text, "")
     if "@" in parts[2]:
-        raise _not_a_url(text, " without user name and password")
+        without = f"{parts[1]}://…@{parts[2].rpartition('@')[2]}{parts[3]}"  # the query may hold a secret, too
+        raise _not_a_url(without, " without user name and password")
     place = _PLACE.fullmatch(parts[2])
     if place is None or not (host := _host(place[1])) or not _is_port(place[2] or "80"):
         raise _not_a_url(text, " with a valid host and port")
@@ -195,9 +196,9 @@ def _label(label: str) -> str:
 
 def _ipv4(labels: list[str]) -> str:
     """Return an IPv4 address in normal form. Its numbers may be decimal, octal or hexadecimal. If there are fewer than
-    four, the last one stands for all missing bytes.
+    four, the last one stands for all remaining bytes.
 
-    :raises ValueError: there are too many numbers, or one is too large.
+    :raises ValueError: a part is not a number, there are too many, or one is too large.
     """
     if len(labels) > 4 or not all(_NUMBER.fullmatch(label) and len(label) <= 20 for label in labels):
         raise ValueError(labels)

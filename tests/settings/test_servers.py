@@ -107,6 +107,34 @@ def test_a_client_for_logins_is_configured_and_its_secret_is_masked(
     assert "very-secret" not in capsys.readouterr().out
 
 
+def test_secrets_in_the_url_and_the_arguments_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CROW_HOME", str(tmp_path))
+    loaded = load(
+        tmp_path,
+        """
+        mcp_servers.a.url = "https://user:passw0rd-1@host.example/mcp?apiKey=an0ther-key&tools=all-of-them1"
+        mcp_servers.b.url = "https://host.example/${PART}?api_key=${A_KEY_FROM_1}"
+        [mcp_servers.c]
+        command = "x"
+        args = ["--read-only1", "--api-key", "arg-key-1", "--token=arg-t0ken", "-e", "SOME_KEY=env-key-1", "/data-1"]
+        """,
+    )
+    assert set(loaded.settings.secrets()) == {
+        "passw0rd-1", "an0ther-key", "arg-key-1", "arg-t0ken", "--token=arg-t0ken", "env-key-1"
+    }  # fmt: skip
+    assert main(["config"]) == 0
+    shown = capsys.readouterr().out
+    assert '"url" = "https://…@host.example/mcp?…"' in shown
+    assert '"url" = "https://host.example/${PART}?…"' in shown
+    assert not any(secret in shown for secret in loaded.settings.secrets())
+    assert main(["mcp", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "https://…@host.example/mcp" in listed
+    assert not any(secret in listed for secret in loaded.settings.secrets())
+
+
 def test_the_secret_of_a_client_needs_its_authorization_server(tmp_path: Path) -> None:
     text = '[mcp_servers.web]\nurl = "https://x"\noauth_client_id = "me"\noauth_client_secret = "s"\n'
     (server,) = configured_servers(load(tmp_path, text))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,17 @@ from crow.adapters import hidden_keys
 from crow.domain.errors import ConfigError
 from crow.settings import Loaded, Settings, fallback_of, load_settings
 from crow.settings.credentials import read_credential
+from crow.settings.database_urls import database_passwords
 from crow.settings.load import setting_keys
+from crow.settings.types import Section
+from crow.settings.values import DatabaseSettings, expectation
+
+
+def annotation(key: str) -> object:
+    """The type of the setting with this dotted key."""
+    section, _, name = key.partition(".")
+    table = Settings.model_fields[section].annotation
+    return table.model_fields[name].annotation if name and table is not None else table
 
 
 @pytest.fixture
@@ -501,10 +512,64 @@ def test_the_passwords_of_the_database_are_secrets(home: Path, place: str) -> No
         ("postgresql:///team?host=/run/pg", "postgresql:///team?host=/run/pg"),
         ("postgresql://me:a/b?c#d@e@db/team", "postgresql://me:…@db/team"),
         ("postgresql://db/team?PASSWORD=secret&a=b", "postgresql://db/team?PASSWORD=…&a=b"),
+        ("postgresql://db/team?user=me&password=p@ss", "postgresql://db/team?user=me&password=…"),
+        ("postgresql://me:pw@db/team?password=p@ss", "postgresql://me:…@db/team?password=…"),
+        ("postgresql://me:p@a/b@db/team?application_name=a@b", "postgresql://me:…@db/team?application_name=a@b"),
+        ("postgresql://me:a?b=c@db/team", "postgresql://me:…@db/team"),
+        ("postgresql://db:5432/team?password=p@ss&user=me", "postgresql://db:…&user=me"),
     ],
 )
 def test_the_url_of_a_database_is_shown_without_passwords(home: Path, url: str, shown: str) -> None:
     assert load(home, CROW_DATABASE_URL=url).values()["database.url"] == shown
+
+
+def test_a_password_with_an_at_sign_among_the_options_is_secret() -> None:
+    assert database_passwords("postgresql://db/team?user=me&password=p%40s@s") == ("p%40s@s", "p@s@s")
+    assert database_passwords("postgresql://me:a@b@db/team?password=p@ss&x=@") == ("a@b", "p@ss")
+
+
+@given(st.text("ab:/?#&=@%5432 "), st.text("ab:/?@ "))
+def test_no_password_of_a_database_is_shown(user: str, password: str) -> None:
+    hidden = f"<{password}>"
+    for url in (f"postgresql://{user}?x=1&password={hidden}", f"postgresql://me:{hidden}@db/team?password={hidden}"):
+        settings = DatabaseSettings.model_validate({"url": SecretStr(url)})
+        assert {"<", ">"}.isdisjoint(str(settings.shown()["url"]))
+        assert hidden in settings.secrets()
+
+
+def all_tables(kind: type[Section] = Section) -> Iterator[type[Section]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from all_tables(each)
+
+
+@pytest.mark.parametrize("table", dict.fromkeys(all_tables()))
+def test_each_setting_says_what_is_expected(table: type[Section]) -> None:
+    for name, setting in table.model_fields.items():
+        is_table = isinstance(setting.annotation, type) and issubclass(setting.annotation, Section)
+        assert is_table or expectation(setting), name
+
+
+def test_an_empty_user_of_a_credential_is_refused_with_words(home: Path) -> None:
+    toml = '[credentials."github.com"]\ntoken_env = "T"\nuser = ""'
+    assert 'credentials."github.com".user is ""; expected a user name, such as' in problem(home, toml)
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize("key", [key for key in setting_keys() if "float" in str(annotation(key))])
+def test_no_number_is_infinite(home: Path, key: str, value: str) -> None:
+    shown = {"inf": "Infinity", "nan": "NaN"}[value]
+    assert f"{key} is {shown}; expected" in problem(home, f"{key} = {value}")
+
+
+@pytest.mark.parametrize("port", ["99999", "0", "x", "-1"])
+def test_a_url_with_an_impossible_port_is_refused(home: Path, port: str) -> None:
+    assert "model.base_url is " in problem(home, f'model.base_url = "http://localhost:{port}/v1"')
+
+
+def test_an_empty_key_is_refused_unless_the_environment_has_one(home: Path) -> None:
+    assert "model.api_key is <hidden" in problem(home, 'model.api_key = ""')
+    assert load(home, 'model.api_key = ""', OPENAI_API_KEY="k").problem is None
 
 
 @pytest.mark.parametrize("value", ["mysql://me:sk-secret@db/team", "team.db?sk-secret", "postgresql:sk-secret"])

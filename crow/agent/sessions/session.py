@@ -329,8 +329,8 @@ class Session:
         self._begin_rest(prompt)
 
     async def _tell_end(self, prompt: PendingPrompt) -> None:
-        """Tell the clients that the turn of `prompt` has ended. If the turn never began and another process runs a turn,
-        tell them nothing."""
+        """Tell the clients that the turn of `prompt` has ended. Tell them nothing if the turn never began and another
+        process runs a turn."""
         if prompt.has_begun or not self.runs_elsewhere:
             prompt.end_is_told = True
             with anyio.move_on_after(_TELL_S, shield=True):

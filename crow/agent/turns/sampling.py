@@ -11,7 +11,7 @@ import anyio
 from crow.agent import Client
 from crow.agent.history.branch import Branch
 from crow.agent.history.usage import request_entry
-from crow.agent.permissions.decisions import Allow
+from crow.agent.permissions.decisions import Allow, Refuse
 from crow.agent.permissions.judge import CANNOT_ASK, Permissions
 from crow.agent.turns.cost import Budget
 from crow.domain.entries import NewEntry
@@ -76,10 +76,10 @@ class ModelSampler:
                 if key in self._rejected:
                     return _NOT_ALLOWED
                 decision = await self._permissions.judge_sampling(request, _question_text(request))
-                if not isinstance(decision, Allow):
-                    # If the user could not be asked this time, a question during another call may still reach them.
-                    if decision is None or decision.words != CANNOT_ASK:
-                        self._rejected.add(key)
+                if isinstance(decision, Refuse) and decision.words == CANNOT_ASK:
+                    return _NOT_ALLOWED  # a question during another call may still reach the user
+                if not isinstance(decision, Allow):  # `judge` returns None if the user cancelled instead of answering
+                    self._rejected.add(key)
                     return _NOT_ALLOWED
                 model = await self._open_model()
                 model.check()
@@ -160,12 +160,12 @@ def _question_text(request: SamplingRequest) -> str:
 
 def _cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
     """Return the model's answer. If it contains texts from `stops`, cut it before the first of them. Return a refusal
-    if the model refused."""
+    if the model refused, whatever its text contains."""
+    if answer.finish == "refusal":
+        return SamplingRefusal(words="The model refused to answer.")
     ends = [end for stop in stops if (end := answer.text.find(stop)) >= 0]
     if ends:
         return SamplingAnswer(text=answer.text[: min(ends)], model=model, stop="stop_sequence")
-    if answer.finish == "refusal":
-        return SamplingRefusal(words="The model refused to answer.")
     if answer.finish == "length":
         return SamplingAnswer(text=answer.text, model=model, stop="length")
     return SamplingAnswer(text=answer.text, model=model)

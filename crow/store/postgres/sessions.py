@@ -363,8 +363,8 @@ _EMPTY = """
     AND NOT EXISTS (SELECT 1 FROM crow.moves x WHERE x.session = s.id)
     AND NOT EXISTS (SELECT 1 FROM crow.imports x WHERE x.conversation = s.conversation)
 """
-"""The condition that a session `s` has never been used: it has no prompt, alias, title, tag, metadata or imported
-data."""
+"""The condition that a session `s` has never been used: nothing was stored in it or for it, such as a prompt, an alias,
+a title or imported data."""
 
 _DELETE_CONVERSATIONS = """
     DELETE FROM crow.conversations c WHERE c.id = ANY ($1::bigint[])

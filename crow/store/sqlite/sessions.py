@@ -337,8 +337,8 @@ class SessionMethods(UsesDatabase):
 
 
 def _is_empty(sql: Connection, session_id: str) -> bool:
-    """Return whether the session has never been used: it has no prompt, alias, title, tag, metadata or imported
-    data."""
+    """Return whether the session has never been used: nothing was stored in it or for it, such as a prompt, an alias, a
+    title or imported data."""
     return sql.execute(_EMPTY, {"id": session_id}).fetchone() is not None
 
 

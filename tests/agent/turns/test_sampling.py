@@ -193,6 +193,12 @@ async def test_a_bad_request_is_refused_without_asking(tmp_path: Path) -> None:
     assert (len(client.questions), len(model.requests)) == (len(BAD), len(BAD) + 1)
 
 
+async def test_a_refusal_with_a_stop_sequence_in_its_text_stays_a_refusal(tmp_path: Path) -> None:
+    says = Say(text=["I cannot. END"], finish="refusal")
+    _, _, told = await ask(tmp_path, says, stopSequences=["END"])
+    assert answered(told) == {"code": -32603, "message": "The model refused to answer."}
+
+
 async def test_answers_are_cut_at_stop_sequences_and_limits(tmp_path: Path) -> None:
     _, _, told = await ask(tmp_path, Say(text=["one END two STOP"]), stopSequences=["STOP", "END"])
     assert (told["answer"]["content"]["text"], told["answer"]["stopReason"]) == ("one ", "stopSequence")
