@@ -136,7 +136,7 @@ def taken_from_inbox(bodies: Iterable[Body]) -> list[str]:
     ]
 
 
-def refuse(
+def raise_refusal(
     why: str, session_id: str, *, leaf: int | None = None, current: int | None = None, owner: str = ""
 ) -> NoReturn:
     """Refuse to write to a session. `why` is a `Refusal`. If it is "moved", `leaf` is the leaf that the caller expects,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from crow.domain.errors import StoreUnavailable
 from crow.store import Tail
@@ -23,7 +25,17 @@ class SharedStore(ABC):
         session."""
         self.unstored_ends: dict[str, Any] = {}
         """Maps each session whose turn `disown` gave up to the entries that could not be stored, in the form that the
-        engine needs."""
+        engine needs. The next `repair` or claim of the session stores these entries, or ends the turn without them. As
+        soon as it has succeeded, `open_session` or `take_turn` removes them."""
+        self._repair_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def repair_lock(self, session_id: str) -> asyncio.Lock:
+        """Return the lock that `open_session` holds while it repairs a session, and `take_turn` while it claims a turn.
+
+        A repair that ran before this store knows the result of a claim would take the new turn for the disowned one, or
+        for one whose claim failed.
+        """
+        return self._repair_locks.setdefault(session_id, asyncio.Lock())
 
     @property
     @abstractmethod
@@ -58,9 +70,10 @@ class SharedStore(ABC):
         tail = await self.tail_without_repair(session_id)
         if tail is None and not self.is_read_only:
             try:
-                await self.repair(session_id)
-                self.on_stored(session_id)
-                self.unstored_ends.pop(session_id, None)
+                async with self.repair_lock(session_id):
+                    await self.repair(session_id)
+                    self.on_stored(session_id)
+                    self.unstored_ends.pop(session_id, None)
                 tail = await self.tail_without_repair(session_id)
             except StoreUnavailable as error:  # for example a full disk: the session can still be read
                 logger.warning("Session %s was opened without repair: %s", session_id, error)

@@ -16,7 +16,7 @@ from crow.store.claim import (
     closing_entries,
     ends_draft,
     orphans,
-    refuse,
+    raise_refusal,
     taken_from_inbox,
     waiting_news,
 )
@@ -98,4 +98,4 @@ def test_prompts_and_told_news_leave_the_inbox_and_answers_and_ends_finish_the_d
 )
 def test_a_refusal_says_why_the_session_cannot_be_written(why: str, error: type[CrowError], words: str) -> None:
     with pytest.raises(error, match=words):
-        refuse(why, "s1", leaf=4, current=7, owner=DEAD)
+        raise_refusal(why, "s1", leaf=4, current=7, owner=DEAD)

@@ -1,7 +1,8 @@
 """Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-Each claim of a turn raises the session's epoch. While an owner is frozen or cut off, another store may take over its
-turn. Then the epoch that the owner knows is too old, and the owner cannot write any more.
+Each claim of a turn (`take_turn`) raises the session's epoch. So does the end of a dead owner's turn, in `repair` or in
+the next claim. While an owner is frozen or cut off, another store may take over its turn. Then the epoch that the owner
+knows is too old, and the owner cannot write any more.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from crow.store.claim import (
     no_longer_queued,
     orphans,
     preview,
-    refuse,
+    raise_refusal,
     taken_from_inbox,
     waiting_news,
 )
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
 from crow.store.owner import dead_twin, readable
 from crow.store.postgres.database import Database, Sql, folded, snapshot, transaction
-from crow.store.postgres.paths import PathMethods, load_tail, session_row, session_values
+from crow.store.postgres.paths import PathMethods, check_session, load_tail, session_row, session_values
 from crow.store.postgres.prompts import add_name, begin_command, find_prompt, forget_waiting, note_entries, waiting_name
 from crow.store.postgres.sessions import change_session
 from crow.store.prompts import named_prompt_in
@@ -128,7 +129,16 @@ def _chain(entries: Sequence[tuple[NewEntry, int]]) -> _Chain:
 
 
 class TurnMethods(PathMethods, SharedStore):
-    """Methods of the store that run turns."""
+    """Methods of the store that run turns.
+
+    A session is idle, or its turn is
+
+    - running: its owner lives. If this store is the owner, `_epochs` has the epoch of the claim.
+    - disowned: this store owns it, but could not store its end, and gave it up with `disown`. The end is in
+      `unstored_ends` until `open_session` or `take_turn` has stored it, or has ended the turn without it.
+    - dead: its owner does not live any more, or this store owns it but does not know its epoch. `repair` or the next
+      claim ends it.
+    """
 
     def __init__(self, database: Database, owner: str) -> None:
         PathMethods.__init__(self, database, owner)
@@ -142,9 +152,11 @@ class TurnMethods(PathMethods, SharedStore):
         if session_id in self.unstored_ends or state.needs_repair:
             return None
         known = self._epochs.get(session_id, state.epoch)
-        # If the known epoch is later, this store has claimed a turn since the state was read.
         if known < state.epoch or (known == state.epoch and not state.is_owned):
-            self._epochs.pop(session_id, None)  # the turn has ended, perhaps after another store took it over
+            # The turn has ended, perhaps after another store took it over. So forget its epoch, with which this store
+            # could not even add notes. (A known epoch later than that of the state belongs to a turn that this store
+            # has claimed since the state was read.)
+            self._epochs.pop(session_id, None)
         return replace(await load_tail(sql, session_id), waiting=state.waiting)
 
     @snapshot
@@ -174,7 +186,7 @@ class TurnMethods(PathMethods, SharedStore):
     async def enqueue(
         self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str, *, name: PromptName | None = None
     ) -> None:
-        await session_values(sql, session_id, "1", lock=name is not None)
+        await check_session(sql, session_id, lock=name is not None)
         if name is not None:
             await add_name(sql, session_id, name, message_id)
         await sql.execute(
@@ -193,7 +205,7 @@ class TurnMethods(PathMethods, SharedStore):
 
     @snapshot
     async def queued(self, sql: Sql, session_id: str) -> tuple[QueuedPrompt, ...]:
-        await session_values(sql, session_id, "1")
+        await check_session(sql, session_id)
         rows = await sql.fetch("SELECT parts, message_id FROM crow.inbox WHERE session = $1 ORDER BY seq", session_id)
         return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
 
@@ -219,9 +231,10 @@ class TurnMethods(PathMethods, SharedStore):
         name: PromptName | None = None,
         command_id: str = "",
     ) -> TurnStart:
-        start, epoch = await self._claim(session_id, message_id, leaf, parts, cut, name, command_id)
-        self.unstored_ends.pop(session_id, None)
-        self._epochs[session_id] = epoch
+        async with self.repair_lock(session_id):
+            start, epoch = await self._claim(session_id, message_id, leaf, parts, cut, name, command_id)
+            self.unstored_ends.pop(session_id, None)
+            self._epochs[session_id] = epoch
         self.on_stored(session_id)
         return start
 
@@ -281,13 +294,14 @@ class TurnMethods(PathMethods, SharedStore):
         new = _chain([(sized(entry), turn) for entry in entries])
         if not is_plain(session_id):
             raise NoSuchSession(session_id)
+        epoch = self._epochs.get(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
         if changes is None and not any(named_prompt_in(body) for body in new.bodies):
             stored = _stored(session_id, leaf, new, await self.database.call(_APPEND, *arguments))
             self.database.presence.changed(session_id)
         else:
             stored = await self._append_with_changes(session_id, leaf, new, arguments, changes)
-        if release:
+        if release and self._epochs.get(session_id) == epoch:  # otherwise, this store has already claimed the next turn
             self._epochs.pop(session_id, None)
         self.on_stored(session_id)
         return stored
@@ -336,7 +350,7 @@ class TurnMethods(PathMethods, SharedStore):
 
     @transaction
     async def cancel_turn(self, sql: Sql, session_id: str) -> bool:
-        await session_values(sql, session_id, "1")
+        await check_session(sql, session_id)
         query = (
             "UPDATE crow.sessions SET cancelled_epoch = epoch WHERE id = $1 AND state = 'running' AND owner <> $2"
             " RETURNING id"
@@ -363,18 +377,18 @@ class TurnMethods(PathMethods, SharedStore):
             self.owner,
         )
         if added is None:
-            await session_values(sql, session_id, "1")
-            refuse("fenced", session_id)
+            await check_session(sql, session_id)
+            raise_refusal("fenced", session_id)
 
     @transaction
     async def move_leaf(self, sql: Sql, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
         state = await _SessionState.read(sql, session_id, self.owner, lock=True)
         if state.is_running and state.owner != self.owner:
-            refuse("busy" if state.is_owner_alive else "interrupted", session_id, owner=state.owner)
+            raise_refusal("busy" if state.is_owner_alive else "interrupted", session_id, owner=state.owner)
         if state.is_running and state.epoch != self._epochs.get(session_id, state.epoch):
-            refuse("fenced", session_id)
+            raise_refusal("fenced", session_id)
         if state.leaf != leaf:
-            refuse("moved", session_id, leaf=leaf, current=state.leaf)
+            raise_refusal("moved", session_id, leaf=leaf, current=state.leaf)
         if to is not None:
             query = "SELECT 1 FROM crow.entries WHERE id = $1 AND conversation = $2"
             if not (is_entry_id(to) and await sql.fetchval(query, to, state.conversation)):
@@ -404,7 +418,7 @@ class _SessionState:
     owner: str
     """The store that runs the turn, or empty if no turn runs."""
     epoch: int
-    """Each claim of a turn raises it. A store that holds an older epoch may not write."""
+    """Raised by each claim of a turn, and by the end of a dead turn. A store with an older epoch may not write."""
     model: str
     parent_id: str | None
     now_ms: int
@@ -537,7 +551,7 @@ def _stored(session_id: str, leaf: int | None, new: _Chain, row: Mapping[str, An
     :raises LeafMoved: the session has another leaf, or was taken over.
     """
     if row["outcome"] != "ok":
-        refuse(row["outcome"], session_id, leaf=leaf, current=row["was_leaf"], owner=row["was_owner"])
+        raise_refusal(row["outcome"], session_id, leaf=leaf, current=row["was_leaf"], owner=row["was_owner"])
     values = {"conversation": row["in_conversation"], "session": session_id, "now_ms": row["at_ms"]}
     return tuple(new.stored(row["ids"], parent=row["was_leaf"], **values))
 

@@ -380,6 +380,11 @@ async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool 
     return tuple(row)
 
 
+async def check_session(sql: Sql, session_id: str, *, lock: bool = False) -> None:
+    """Check that a session exists; see `session_values`."""
+    await session_values(sql, session_id, "1", lock=lock)
+
+
 async def load_tail(sql: Sql, session_id: str) -> Tail:
     """Return the session's row, and its path from the first entry that the newest valid checkpoint keeps."""
     row = await session_row(sql, session_id)

@@ -11,7 +11,7 @@ from crow.domain.messages import JsonObject
 from crow.store import Directory, NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import merged_metadata
 from crow.store.postgres.database import Sql, UsesDatabase, folded, snapshot, transaction
-from crow.store.postgres.paths import newest_of_kind, session_row, session_values
+from crow.store.postgres.paths import check_session, newest_of_kind, session_row, session_values
 from crow.store.rows import SESSION_COLUMNS, cursor_after, parse_cursor, plain, plain_or_none, session_of
 from crow.store.session_rules import (
     alias_taken,
@@ -56,7 +56,7 @@ class SessionMethods(UsesDatabase):
         metadata: JsonObject | None = None,
         principal: str | None = None,
     ) -> SessionRow:
-        await session_values(sql, session_id, "1", lock=True)
+        await check_session(sql, session_id, lock=True)
         row = await session_row(sql, session_id)
         principal = row.principal if principal is None else plain(principal)
         query = "SELECT title FROM crow.sessions WHERE conversation = $1 AND principal IS NOT DISTINCT FROM $2"
@@ -85,7 +85,7 @@ class SessionMethods(UsesDatabase):
     @transaction
     async def move_alias(self, sql: Sql, session_id: str, to: str) -> None:
         (stored,) = await session_values(sql, session_id, "alias", lock=True)
-        await session_values(sql, to, "1")
+        await check_session(sql, to)
         alias = check_alias_to_move(session_id, stored)
         await change_session(sql, session_id, SessionChanges(alias=None))
         await change_session(sql, to, SessionChanges(alias=alias))
@@ -161,13 +161,13 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def update_session(self, sql: Sql, session_id: str, changes: SessionChanges) -> SessionRow:
-        await session_values(sql, session_id, "1", lock=True)
+        await check_session(sql, session_id, lock=True)
         await change_session(sql, session_id, changes)
         return await session_row(sql, session_id)
 
     @transaction
     async def merge_metadata(self, sql: Sql, session_id: str, patch: JsonObject) -> SessionRow:
-        await session_values(sql, session_id, "1", lock=True)
+        await check_session(sql, session_id, lock=True)
         row = await session_row(sql, session_id)
         metadata = merged_metadata(row.metadata, patch)
         if metadata != row.metadata:
@@ -180,7 +180,7 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        await session_values(sql, session_id, "1")
+        await check_session(sql, session_id)
         await self._note_opening(sql, session_id)
 
     async def _note_opening(self, sql: Sql, session_id: str) -> None:

@@ -29,7 +29,7 @@ from crow.store.claim import (
     no_longer_queued,
     orphans,
     preview,
-    refuse,
+    raise_refusal,
     taken_from_inbox,
     waiting_news,
 )
@@ -200,9 +200,10 @@ class TurnMethods(PathMethods, SharedStore):
             state.save()
             return TurnStart(turn=state.turn, entries=tuple(entries), moved=was_moved)
 
-        start = await self.database.write(claim, raise_if_moved=True)
-        self.on_stored(session_id)
-        self.unstored_ends.pop(session_id, None)
+        async with self.repair_lock(session_id):
+            start = await self.database.write(claim, raise_if_moved=True)
+            self.on_stored(session_id)
+            self.unstored_ends.pop(session_id, None)
         return start
 
     async def append(
@@ -292,7 +293,7 @@ class TurnMethods(PathMethods, SharedStore):
             )
             if not inserted.rowcount:
                 session_values(sql, session_id, "1")
-                refuse("fenced", session_id)
+                raise_refusal("fenced", session_id)
 
         await self.database.write(save)
 
@@ -457,9 +458,9 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     :raises LeafMoved: the session has another leaf, or a dead owner left a turn that must be repaired first.
     """
     if state.state == "running" and state.owner != owner:
-        refuse("busy" if state.is_owner_alive else "interrupted", state.session_id, owner=state.owner)
+        raise_refusal("busy" if state.is_owner_alive else "interrupted", state.session_id, owner=state.owner)
     if state.leaf != leaf:
-        refuse("moved", state.session_id, leaf=leaf, current=state.leaf)
+        raise_refusal("moved", state.session_id, leaf=leaf, current=state.leaf)
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:

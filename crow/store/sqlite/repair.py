@@ -189,8 +189,8 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     found += checked
     if found:
         outcome = "mended"
-        # If only the log was damaged, nothing is left to mend. But an entry or a title may still have damaged bytes,
-        # and `_mend` rebuilds the indexes, in which a damaged frame may have left old rows.
+        # Even if only the log was damaged (`checked` is empty), `_mend` checks the values and rebuilds the indexes, because
+        # a damaged frame may have left an older page. The outcome is "mended" then, because the new file has the log.
         mended = _mend(work, checked)
         if mended is not None:
             changes = mended

@@ -286,6 +286,31 @@ async def test_a_turn_that_begins_while_its_session_is_opened_keeps_its_claim(ur
     await store.close()
 
 
+async def test_a_late_answer_about_the_end_of_a_turn_does_not_end_the_next_turn(url: str) -> None:
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        user = await begin(store, "s1", "hi")
+        gate = await asyncpg.connect(url)
+        locked = gate.transaction()
+        await locked.start()
+        await gate.execute("SELECT 1 FROM crow.sessions FOR UPDATE")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(add, store, "s1", TurnEnd(stop="end_turn"), turn=user.turn, release=True))
+            while not await gate.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await anyio.lowlevel.checkpoint()
+            wire.hold()
+            await locked.commit()
+            while await gate.fetchval("SELECT state FROM crow.sessions") == "running":
+                await anyio.lowlevel.checkpoint()
+            following = await begin(store, "s1", "next")
+            wire.release()
+        await draft(store, following, "so far")
+        assert (await store.open_session("s1")).row.leaf == following.id
+        await gate.close()
+        await store.close()
+
+
 async def test_an_old_owner_is_refused_even_if_it_knows_the_newest_leaf(url: str) -> None:
     first, second = await PostgresStore.open(url), await PostgresStore.open(url)
     await first.create_session(new_session())
