@@ -94,7 +94,7 @@ def prepare(place: Place, layer: Layer, changes: Changes, about: Mapping[str, st
             if operation.source and (changes.is_live or operation.root in elsewhere):
                 base, upper = change_set.bases[operation.root], operation.source.removesuffix(f"/{operation.path}")
                 staged = _stage(operation, base, number, (upper, operation.path))
-                # A running program may have changed the file since `changes` was made. Then the next comparison finds it.
+                # a running program may have changed the file since `changes` was made; the next comparison finds it
                 if staged is not None and staged.after.matches(operation.after):
                     operations.append(staged)
             else:
