@@ -415,6 +415,11 @@ async def test_tls_needs_only_a_certificate_and_its_key(
             await client.initialize()
             assert await client.prompt(await client.new_session(place), "say hello") == {"stopReason": "end_turn"}
             assert client.socket.transport.get_extra_info("ssl_object").version() in {"TLSv1.2", "TLSv1.3"}
+        place_of_page = server.address.removeprefix("wss://").removesuffix("/acp")
+        async with server.client(ssl=context, headers={"Origin": f"https://{place_of_page}"}) as client:
+            await client.initialize()
+        with pytest.raises(InvalidStatus):
+            await server.client(ssl=context, headers={"Origin": f"http://{place_of_page}"}).__aenter__()
         with pytest.raises((InvalidMessage, ConnectionError, EOFError)):
             await WebSocketClient(server.address.replace("wss", "ws")).__aenter__()
         async with BridgedEditor(server.address) as editor:
