@@ -76,7 +76,7 @@ def find_risk(words: Words, fixed: int) -> str | None:
         if program in WRAPPERS and WRAPPERS[program].joins:
             return _joined_risk(words[start:fixed], more)
         return find_risk(words[start:], fixed - start)
-    if _INTERPRETERS.fullmatch(program) and " ".join(words[:2]) not in RISKS:
+    if _INTERPRETERS.fullmatch(program) and f"{program} {''.join(words[1:2])}" not in RISKS:
         return _interpreter_option(words, fixed)
     if program == "git" and (option := next(_git_options(words, fixed), None)):
         return option
@@ -122,7 +122,7 @@ def _wrapped_start(words: Words, wrapper: Wrapper, at: int) -> int:
             if "=" not in word or wrapper.lines:
                 break  # the next word may be a value, or the value may be a command line
             at += 1
-        elif word.startswith("-") and len(word) > 1:
+        elif word.startswith("-"):  # a single `-` is an option of env
             letter, value = _option_value(word, wrapper.letters + wrapper.attached + wrapper.lines)
             if letter and letter in wrapper.lines:
                 break

@@ -303,6 +303,13 @@ RISKS: Mapping[str, Risks] = {  # by program, or by program and subcommand
         ("vi", "vim", "nvim", "view", "ex", "ed", "emacs", "nano", "crontab", "at", "batch", "expect", "gdb", "lldb"),
         _ALWAYS,
     ),
+    **dict.fromkeys(  # bash runs the substitutions in the subscript of a variable
+        ("test", "printf", "unset", "declare", "typeset", "export", "readonly", "let", "read", "wait"),
+        Risks(pattern=r"\$\(|`"),
+    ),
+    **dict.fromkeys(
+        ("enable", "compgen", "jobs", "history", "bind", "complete", "fc", "mapfile", "readarray"), _ALWAYS
+    ),
     **dict.fromkeys(("timeit", "pdb", "open", "xdg-open", "sudoedit"), _ALWAYS),
     **dict.fromkeys(
         ("source", ".", "trap", "alias", "socat", "nc", "ncat", "telnet", "tclsh", "osascript", "ansible"), _ALWAYS

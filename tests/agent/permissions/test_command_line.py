@@ -578,6 +578,12 @@ RISKY = [
     ("cargo", "rustc -- -o /x"),
     ("dot", "-o/etc/x a"),
     ("fzf", "--preview=x"),
+    ("env - git log", "--output=/etc/x"),
+    ("/usr/bin/bun build", "a.ts --outfile=/etc/x"),
+    ("test", "-v 'a[$(x)]'"),
+    ("printf", "-v 'a[$(x)]' y"),
+    ("compgen", "-W '$(x)'"),
+    ("jobs", "-x x"),
     ("xdg-open", "x"),
 ]
 HARMLESS = [
@@ -699,6 +705,8 @@ HARMLESS = [
     ("npm --silent run", "build"),
     ("docker build", "-t x ."),
     ("black", "src"),
+    ("test", "-f a.txt"),
+    ("printf", "'[%s]' '$x'"),
 ]
 
 
