@@ -54,8 +54,8 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""Crow offers at most this many models of an endpoint to a client. Crow sends the whole list with every change, and
-nobody would choose from a longer list."""
+"""Crow offers at most this many models of an endpoint to a client. With each change of an option of a session, crow
+sends the whole list again, and nobody would choose from a longer list."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool = False) -> int:

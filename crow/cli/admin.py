@@ -52,7 +52,9 @@ async def export(context: SessionsContext) -> None:
     lines: AsyncIterator[bytes]
     if options.format == "jsonl":
         if options.redact:
-            raise ArgumentError("--redact works only with --format html or markdown, because jsonl is always complete.")
+            raise ArgumentError(
+                "--redact does not work with --format jsonl, which is always complete; use html or markdown."
+            )
         lines = context.admin.export(ids)
     elif options.format == "otlp":
         lines = _otlp(context, ids)

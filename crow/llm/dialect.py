@@ -129,7 +129,7 @@ class Dialect:
 
 
 def wire_part(wire: WireName) -> str:
-    """Return the name under which crow remembers that the endpoint refuses a whole wire."""
+    """Return the name under which crow remembers that the endpoint does not support a wire at all."""
     return f"{wire}_wire"
 
 

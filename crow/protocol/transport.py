@@ -258,7 +258,7 @@ class StdioTransport:
         """Wait until the editor reads crow's output again or new input arrives. Return the new input, or None if
         there is none.
 
-        Crow reads ahead to notice the end of stdin, but only up to a limit.
+        Crow reads ahead to notice the end of stdin, but only up to a limit. After that end, the wait is limited.
         """
         caught_up = self._sink.caught_up()
         if self._at_end:

@@ -115,8 +115,8 @@ class Paths:
 
     @property
     def layers(self) -> Path:
-        """The directory for layers, to which commands write, and for the files that kept changes have replaced. See
-        :mod:`crow.tools.layers`."""
+        """The directory for layers, to which commands write. It also has the old versions of files that were replaced
+        when the changes in a layer were kept. See :mod:`crow.tools.layers`."""
         return self.data_dir / "layers"
 
 

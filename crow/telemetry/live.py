@@ -74,8 +74,8 @@ class Sender:
             self._waiting.put_nowait(turn)
 
     async def close(self) -> None:
-        """Wait up to half a second until all turns are sent, unless the collector fails. Also wait until the SDK is
-        imported, because Python may abort if it exits during an import."""
+        """Wait up to half a second until all turns are sent, unless the collector fails. Before that, wait until the
+        SDK is imported, because Python may abort if it exits during an import."""
         if self._thread is None:
             return
         await anyio.to_thread.run_sync(self._is_connected.wait, _IMPORT_S)

@@ -126,8 +126,8 @@ class Turns:
         return turn
 
     def _link(self, task: str, call: int) -> Sequence[Turn]:
-        """Make the span of a `task` call the parent of the subagent's turn that the call started. Return that turn if
-        it was held back until now."""
+        """Let the span of a `task` call be the parent of the turn that this call started in the subagent. Return that
+        turn if it was held back until now."""
         turn = self._current.get(task)
         if turn is None or not turn.is_held:
             self._calls[task] = call

@@ -106,7 +106,7 @@ class GitFiles:
         return self.named(found) | own
 
     def around(self, path: str, roots: Sequence[str]) -> list[Repository]:
-        """Return the repositories whose trees contain `path` or a root, and the repositories in the folders of the
+        """Return the repositories whose trees contain `path` or a root, and the repositories below the
         roots."""
         found = list(repositories_above(os.path.dirname(path)))
         for root in roots:

@@ -213,8 +213,8 @@ def _ipv4(labels: list[str]) -> str:
 
 
 def _path(text: str) -> tuple[str, bool]:
-    """Return the path in normal form, and whether it is clear, that is, whether no server could read one of its
-    segments as `.` or `..`."""
+    """Return the path in normal form, and whether it is clear. It is not if a server might read one of its segments as
+    `.` or `..`."""
     path = _without_dots(_encoded(text or "/", _PATH_CHARS))
     forms = _decodings(path)
     segments = (segment.partition(";")[0] for form in forms for segment in re.split(r"[/\\]", form))

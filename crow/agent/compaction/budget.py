@@ -466,7 +466,7 @@ def _report_of(entry: Entry, endpoint: str) -> RequestSize | None:
     tokens, cached = usage.input_tokens or 0, usage.cached_tokens or 0
     if not tokens or not entry.estimate:
         return None
-    # if more tokens were cached than sent, the provider counts the cached ones separately
+    # if this count is larger than the input count, the input count does not include the cached tokens
     return RequestSize(entry=entry, tokens=tokens + (cached if cached > tokens else 0), estimate=entry.estimate)
 
 

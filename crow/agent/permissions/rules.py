@@ -305,8 +305,8 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
 
 
 def rule_for_changes(folder: str, cwd: str) -> PermissionRule:
-    """Return the rule to store when the user allows all changes of commands below a folder. The rule applies only in
-    `cwd`."""
+    """Return the rule to store when the user allows commands to change anything below a folder. The rule applies only
+    in `cwd`."""
     argument = f"{folder}/**"
     return PermissionRule(tool=KEPT_CHANGES, argument=argument, allow=True, is_pattern=True, cwd=_normal_cwd(cwd))
 

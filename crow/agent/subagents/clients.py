@@ -194,7 +194,7 @@ class SubagentClient:
 
 class _HiddenClient(SubagentClient):
     """The client of a subagent that works in the background and that the editor cannot show. It never asks the user,
-    because a question needs a running turn."""
+    because a question needs a running turn of the session."""
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""

@@ -189,9 +189,8 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
     found += checked
     if found:
         outcome = "mended"
-        # Even if only the log was damaged (`checked` is empty), `_mend` checks the values and rebuilds the indexes,
-        # because a damaged frame may have left an older page. The outcome is "mended" then, because the new file has
-        # the log.
+        # Even if only the log was damaged (`checked` is empty), `_mend` checks values and rebuilds indexes, because a
+        # damaged frame may have left an older page. The outcome is "mended" then, because the new file has the log.
         mended = _mend(work, checked)
         if mended is not None:
             changes = mended

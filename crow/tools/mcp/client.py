@@ -258,7 +258,7 @@ class _BuiltinServer:
             await self._stopped.wait()
 
     def start(self) -> None:
-        """Start the server, unless that has happened already."""
+        """Start the server, unless that has happened already. If it has failed, try again."""
         if self._failure is not None:
             self._failure, self._settled = None, anyio.Event()
         self._wanted.set()
