@@ -53,7 +53,7 @@ async def export(context: SessionsContext) -> None:
     if options.format == "jsonl":
         if options.redact:
             raise ArgumentError(
-                "--redact does not work with --format jsonl, which is always complete; use html or markdown."
+                "--redact does not work with --format jsonl, because jsonl is always complete; use html or markdown."
             )
         lines = context.admin.export(ids)
     elif options.format == "otlp":
