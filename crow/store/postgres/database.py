@@ -221,6 +221,8 @@ class Database:
                 if len(calls) == 1 and not isinstance(error, _AGAIN):
                     calls[0].row.set_exception(error)
                 else:  # the server has rolled back all calls
+                    if isinstance(error, _AGAIN):
+                        await asyncio.sleep(_SHORTEST_PAUSE_S)  # so that the other transaction gets its locks first
                     for call in calls:
                         await self._run_alone(call)
             except BaseException as error:
@@ -241,6 +243,7 @@ class Database:
                 if not isinstance(error, _AGAIN) or attempt + 1 == _ATTEMPTS:
                     call.row.set_exception(error)
                     return
+                await asyncio.sleep(_SHORTEST_PAUSE_S * 2**attempt)
             else:
                 call.row.set_result(row)
                 return

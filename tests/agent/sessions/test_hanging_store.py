@@ -34,9 +34,20 @@ class Place:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
-    monkeypatch.setattr("crow.agent.sessions.prompt_turn.END_S", 0.05)
+    def wait_at_most(seconds: float) -> None:
+        monkeypatch.setattr("crow.agent.sessions.prompt_turn.END_S", seconds)
+
     async with _on_postgres() if request.param == "postgres" else _on_sqlite(monkeypatch) as made:
-        yield made
+
+        def hang() -> None:
+            wait_at_most(0.05)
+            made.hang()
+
+        def recover() -> None:
+            wait_at_most(600)
+            made.recover()
+
+        yield Place(made.url, hang, recover)
         made.recover()
 
 
