@@ -291,7 +291,7 @@ async def test_a_kill_while_changes_are_kept_leaves_all_or_none_and_undo_still_w
             assert (now == before) == (not is_kept)
             assert len(now) == len(before) + (1_999 if is_kept else 0)
             told = agent.text(session) + str(agent.updates(session, "notice"))
-            assert f"The change is {'completed' if is_kept else 'taken back'} now" in told
+            assert f"They are {'completed' if is_kept else 'taken back'} now" in told
             for number in ("/undo files", "/undo files"):
                 await agent.prompt(session, number)
             assert picture(str(files)) == before
