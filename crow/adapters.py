@@ -346,12 +346,12 @@ def _open_confiner(
         caches=paths.cache_dir / "commands",
         layers=paths.layers,
         names=protected_names(loaded),
-        credentials=Credentials(configured_credentials(loaded, roots), on_secret),
+        credentials=Credentials(_configured_credentials(loaded, roots), on_secret),
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)
 
 
-def configured_credentials(loaded: Loaded, roots: Sequence[str] = ()) -> tuple[Credential, ...]:
+def _configured_credentials(loaded: Loaded, roots: Sequence[str] = ()) -> tuple[Credential, ...]:
     """Return the credentials in the user's settings file. No program below `roots` is started to read them."""
     from crow.tools.network.credentials import Credential
     from crow.tools.network.hosts import parse_host
@@ -381,7 +381,7 @@ def try_credentials(loaded: Loaded) -> list[tuple[str, str, str]]:
     The problem is empty if there is none."""
     found = []
     settings = loaded.settings.credentials.values()
-    for each, credential in zip(settings, configured_credentials(loaded), strict=True):
+    for each, credential in zip(settings, _configured_credentials(loaded), strict=True):
         words, problem = f'from {each.source}, in the header {each.header}; access is "{each.access}"', ""
         try:
             credential.read()

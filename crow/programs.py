@@ -240,7 +240,7 @@ def _is_in_or_above(path: str, trees: Sequence[str]) -> bool:
     return any(Path(path).is_relative_to(tree) or Path(tree).is_relative_to(path) for tree in trees)
 
 
-def python_trees() -> tuple[str, ...]:
+def _python_trees() -> tuple[str, ...]:
     """Return the trees of the Python that runs crow and of its packages. Links are not resolved."""
     packages = (place for place in sys.path if os.path.basename(place) in ("site-packages", "dist-packages"))
     return (sys.prefix, sys.base_prefix, *packages)
@@ -248,7 +248,7 @@ def python_trees() -> tuple[str, ...]:
 
 def needed_trees() -> tuple[Path, ...]:
     """Return the trees that a Python program of crow needs, each with and without its links resolved."""
-    names = [name for name in (*python_trees(), os.path.dirname(os.path.abspath(__file__))) if os.path.isabs(name)]
+    names = [name for name in (*_python_trees(), os.path.dirname(os.path.abspath(__file__))) if os.path.isabs(name)]
     return tuple(dict.fromkeys(Path(place) for name in names for place in (name, os.path.realpath(name))))
 
 
@@ -256,7 +256,7 @@ def own_trees(roots: Iterable[Path]) -> tuple[Path, ...]:
     """Return the trees in these directories that no command may change: the Python that runs crow, its packages and, if
     crow runs as root, the system's programs. Links in `roots` must be resolved."""
     roots = tuple(roots)
-    own = [Path(os.path.realpath(name)) for name in python_trees()]
+    own = [Path(os.path.realpath(name)) for name in _python_trees()]
     found = [tree for tree in own if any(map(tree.is_relative_to, roots))]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         trees = (Path(os.path.realpath(name)) for name in ROOT_TREES if os.path.isdir(name))

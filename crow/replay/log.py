@@ -82,7 +82,7 @@ class LoggedLimits(BaseModel):
         )
 
 
-def read_limits(entry: Entry) -> LoggedLimits | None:
+def _read_limits(entry: Entry) -> LoggedLimits | None:
     """Return the limits stored with a request. Return None if there are none or if a value is out of range."""
     sent = sent_by(entry)
     try:
@@ -206,7 +206,7 @@ class LoggedStore:
         without a record of how they were sent are skipped."""
         requests = (entry for entry in self.upcoming() if is_request(entry) and entry.id > after)
         request = next(filter(sent_by, requests), None)
-        return read_limits(request) if request is not None else None
+        return _read_limits(request) if request is not None else None
 
     def limits_now(self) -> LoggedLimits | None:
         """Return the limits that decide about compactions now.
@@ -328,7 +328,7 @@ class LoggedStore:
         if isinstance(entry.body, Assistant):
             self.endpoint = entry.body.endpoint or self.endpoint
         if is_request(entry):
-            self.limits = read_limits(entry) or self.limits
+            self.limits = _read_limits(entry) or self.limits
         return entry
 
     def _outside(self) -> int:

@@ -7,7 +7,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, cast
 
 from crow.domain.entries import NewEntry, TurnEnd
@@ -21,7 +21,6 @@ _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
-_Samples: TypeAlias = Mapping[_Labels, float]
 
 
 class MetricFamily:

@@ -242,10 +242,10 @@ def entry_of(row: EntryRow, read_body: Callable[[], Body]) -> Entry:
         return Entry(
             id=row.id, conversation=row.conversation, session=row.session, parent=parent, turn=turn or 0, body=body
         )
-    return entry_with(row, body)
+    return _entry_with(row, body)
 
 
-def entry_with(row: EntryRow, body: Body) -> Entry:
+def _entry_with(row: EntryRow, body: Body) -> Entry:
     """Return the entry in a row, with this body."""
     return Entry(
         id=row.id,

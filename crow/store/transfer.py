@@ -36,7 +36,7 @@ EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata"
 PIECE_RECORDS = 200
 """A piece of an import ends as soon as it has this many records."""
 
-PIECE_CHARACTERS = 1024 * 1024
+_PIECE_CHARACTERS = 1024 * 1024
 """A piece of an import ends as soon as its entries have this many characters."""
 
 _COPIED = ("turn", "model", "usage", "cost", "estimate")
@@ -241,7 +241,7 @@ class ConversationImport(ABC):
                 piece.append((record, stored))
             elif isinstance(record, MoveRecord):
                 piece.append(record)
-            if len(piece) >= PIECE_RECORDS or characters >= PIECE_CHARACTERS:
+            if len(piece) >= PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
                 break
         return piece or None
 
@@ -263,7 +263,7 @@ def groups_of(importers: Sequence[_I]) -> Iterator[Sequence[_I]]:
     entries = size = 0
     for importer in importers:
         block = importer.block
-        if group and (entries + block.entries > PIECE_RECORDS or size + block.bytes > PIECE_CHARACTERS):
+        if group and (entries + block.entries > PIECE_RECORDS or size + block.bytes > _PIECE_CHARACTERS):
             yield group
             group, entries, size = [], 0, 0
         group.append(importer)

@@ -41,9 +41,6 @@ _ESCAPE_S = 0.05
 """If nothing follows the byte of Esc for this many seconds, the user pressed Esc. Otherwise, the byte begins another
 key's code."""
 
-_PLAIN_LOOP = {"handle_sigint": False, "set_exception_handler": False}
-"""Makes the line editor leave signals to the chat, and failures of tasks to the log."""
-
 _ESCAPE, _END = "escape", "end"
 """`Keyboard.key` returns `_ESCAPE` for Esc, and `_END` for Ctrl-D or the end of input."""
 
@@ -237,6 +234,7 @@ class LineEditor:
     async def prompt(self, message: str, *, default: str = "") -> str:
         """See `Keyboard`."""
         self._is_leaving = False
+        # The line editor leaves signals to the chat, and failures of tasks to the log.
         text = await self._session.prompt_async(
             lambda: self._with_status(message), default=default, handle_sigint=False, set_exception_handler=False
         )

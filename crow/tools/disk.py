@@ -155,7 +155,7 @@ def read_file(path: Path, start: int, limit: int | None) -> bytes:
 
     :raises OSError: the file cannot be read, or is not a regular file.
     """
-    with open_resolved(path, FILE) as handle:
+    with _open_resolved(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
         with open(handle, "rb", closefd=False) as file:
@@ -187,7 +187,7 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
 def make_directories(directory: Path) -> list[Path]:
     """Create `directory` and its missing parents. Return the new directories, outermost first. :raises OSError: see
-    `open_resolved`."""
+    `_open_resolved`."""
     missing = list(takewhile(lambda path: not os.path.isdir(path), (directory, *directory.parents)))
     made = []
     for path in reversed(missing):
@@ -229,16 +229,16 @@ def _write_new_file(name: str, model: str, folder: int | None, data: bytes, mode
 @contextmanager
 def open_folder(path: Path) -> Iterator[int | None]:
     """Open the directory at a resolved path, and yield its handle, or None if this system cannot work in an open
-    directory. :raises OSError: see `open_resolved`."""
+    directory. :raises OSError: see `_open_resolved`."""
     if _OPENS_FOLDERS:
-        with open_resolved(path, _FOLDER) as handle:
+        with _open_resolved(path, _FOLDER) as handle:
             yield handle
     else:
         yield None
 
 
 @contextmanager
-def open_resolved(path: Path, flags: int) -> Iterator[int]:
+def _open_resolved(path: Path, flags: int) -> Iterator[int]:
     """Open the file or directory at a resolved path, and yield its handle. :raises OSError: it cannot be opened, or a
     link has been put into the path."""
     for _ in range(_MAX_TRIES):  # try again: an editor may be replacing the file right now

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from crow.domain.events import ContextMeasured, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.store import SessionRow
 
-SHOWN_KEYS = ("thought_level", "auto_compact")
+_SHOWN_KEYS = ("thought_level", "auto_compact")
 """The keys of a session's configuration that are shown to clients as config options."""
 
 
@@ -51,4 +51,4 @@ class Told:
 
 
 def _options_of(row: SessionRow) -> tuple[object, ...]:
-    return row.model, *(row.config.get(name) for name in SHOWN_KEYS)
+    return row.model, *(row.config.get(name) for name in _SHOWN_KEYS)

@@ -48,7 +48,7 @@ WHOLE_BYTES = 32_000_000
 
 A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
-THREAD_BYTES = 262_144
+_THREAD_BYTES = 262_144
 """At most this many bytes of a text are split into lines in the event loop. The rest is split in a thread."""
 
 _WINDOW_LINES = 2_000
@@ -125,8 +125,8 @@ async def _run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
     window = LineWindow(first=args.get("line", 1), limit=args.get("limit"))
     if text is not None:
         data = text.encode("utf-8", "replace")
-        if window.feed(data[:THREAD_BYTES]) and len(data) > THREAD_BYTES:
-            await anyio.to_thread.run_sync(window.feed, data[THREAD_BYTES:])
+        if window.feed(data[:_THREAD_BYTES]) and len(data) > _THREAD_BYTES:
+            await anyio.to_thread.run_sync(window.feed, data[_THREAD_BYTES:])
         size = f"{text.count(chr(10)) + (not text.endswith(chr(10))):,}"
     else:
         at, size = 0, f"a file of {stat.size:,} bytes"

@@ -85,7 +85,7 @@ _SHARED = re.compile(
 def main() -> None:
     """Answer the request in the first argument.
 
-    `glob`: see `filter_names`, or null. `limit`: the maximum number of lines to return. `seconds`: the maximum
+    `glob`: see `_filter_names`, or null. `limit`: the maximum number of lines to return. `seconds`: the maximum
     processor time. `excluded`: the files to leave out (see `_Exclusion`). This member is absent if no file is left out.
     A request for grep also has `pattern`, `ignore_case`, `context`, `file` (the name of a single file to search, or
     null) and `ripgrep` (the program's path, or null).
@@ -104,7 +104,7 @@ def main() -> None:
         skipped = Skipped()
         names = [request["file"]] if request.get("file") else sorted(_find_files(skipped))
         if request["glob"]:
-            names = filter_names(names, request["glob"])
+            names = _filter_names(names, request["glob"])
         found = len(names)
         if request.get("excluded"):
             excluded = _Exclusion(**request["excluded"])
@@ -304,7 +304,7 @@ def _described(directory: str | int) -> list[tuple[str, bool]]:
         return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
 
 
-def filter_names(names: list[str], glob: str) -> list[str]:
+def _filter_names(names: list[str], glob: str) -> list[str]:
     """Return the names that the glob matches. If the glob begins with `!`, return the names that its rest does not
     match. A glob without a slash is compared with the last part of a name or, after `!`, with each part of a name. A
     glob may be absolute."""

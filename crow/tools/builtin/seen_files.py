@@ -70,7 +70,7 @@ class SeenFiles:
             self._add(path, range(line_count(after)), frozenset([source]))
             return
         self._follow(path, before)
-        old, new = changed_ranges(before, after)
+        old, new = _changed_ranges(before, after)
         old = range(old.start, min(old.stop, line_count(before)))
         around = [each for each in self._files[path].seen if _overlap(each.lines, old)]
         self._follow(path, after)
@@ -104,7 +104,7 @@ class SeenFiles:
         """Return the lines of `text` (counted from 0) within which the file has changed since the model read or wrote
         it. The range is empty where lines were only removed. Return None if the old text is no longer known."""
         known = self._texts.get(path)
-        return None if known is None else changed_ranges(known, text)[1]
+        return None if known is None else _changed_ranges(known, text)[1]
 
     def _follow(self, path: Path, text: str) -> None:
         """Remember `text` as the file's text. Lines that have changed are no longer known."""
@@ -113,7 +113,7 @@ class SeenFiles:
             file = self._files[path] = _SeenFile(_fingerprint(text))
         elif file.fingerprint != _fingerprint(text):
             known = self._texts.get(path)
-            file.seen = [] if known is None else _moved(file.seen, *changed_ranges(known, text))
+            file.seen = [] if known is None else _moved(file.seen, *_changed_ranges(known, text))
             file.fingerprint = _fingerprint(text)
         self._chars -= len(self._texts.pop(path, ""))
         if len(text) <= _MAX_CHARS:
@@ -135,7 +135,7 @@ def line_count(text: str) -> int:
     return text.count("\n") + (not text.endswith("\n") and text != "")
 
 
-def changed_ranges(old: str, new: str) -> tuple[range, range]:
+def _changed_ranges(old: str, new: str) -> tuple[range, range]:
     """Return the range of lines of `old`, counted from 0, that contains all differences from `new`, and the range of
     lines of `new` that takes its place. Either range may be empty."""
     before, after = old.split("\n"), new.split("\n")
