@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ from crow.tools.layers.rules import rules_for
 from crow.tools.layers.session import Layers
 from crow.tools.layers.sets import write_state
 from crow.tools.protection import ProtectedPaths
+from tests.support import fork_server
 from tests.tools.layers.trees import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
@@ -131,28 +133,33 @@ def test_a_damaged_change_set_is_named_and_the_others_are_completed(world: World
     assert (world.root / "two").exists()
 
 
-def test_a_workspace_on_another_mount_of_the_same_file_system_is_kept_and_undone(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def keep_and_undo_on_another_mount(directory: Path) -> None:
+    """Run in a process of its own: it gets a user namespace, which no process with threads can have, and libraries
+    start threads in forked ones."""
+    world = World(directory)
     uid, gid = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)
     (world.root / "one").write_text("one\n")
     os.link(world.root / "one", world.root / "other")
+    assert libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        Path("/proc/self", name).write_text(text)
+    source = os.fsencode(world.root)
+    assert libc.mount(source, source, None, 4096, None) == 0  # MS_BIND
+    world.reopen()
+    done = world.keep("echo new > a; rm one; rm -r src; mkdir n; echo > n/1")
+    names = sorted(os.listdir(world.root))
+    apply(invert(world.place, done))
+    sys.stdout.write(json.dumps([str(world.root), *names, "|", *sorted(os.listdir(world.root))]))
 
-    def keep_and_undo() -> list[str]:
-        assert libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            Path("/proc/self", name).write_text(text)
-        source = os.fsencode(world.root)
-        assert libc.mount(source, source, None, 4096, None) == 0  # MS_BIND
-        world.reopen()
-        done = world.keep("echo new > a; rm one; rm -r src; mkdir n; echo > n/1")
-        names = sorted(os.listdir(world.root))
-        apply(invert(world.place, done))
-        return [*names, "|", *sorted(os.listdir(world.root))]
 
-    made = in_child(keep_and_undo)
-    assert made == ["a", "build", "n", "other", "|", "a", "build", "one", "other", "src"]
-    assert (world.root / "a").read_text() == "a\n"
+def test_a_workspace_on_another_mount_of_the_same_file_system_is_kept_and_undone(tmp_path: Path) -> None:
+    name = "keep_and_undo_on_another_mount"
+    code = f"import sys, pathlib\nfrom {__name__} import {name}\n{name}(pathlib.Path(sys.argv[1]))"
+    made = subprocess.run([*fork_server.command(code), str(tmp_path)], stdout=subprocess.PIPE, check=True, timeout=60)
+    root, *names = json.loads(made.stdout)
+    assert names == ["a", "build", "n", "other", "|", "a", "build", "one", "other", "src"]
+    assert Path(root, "a").read_text() == "a\n"
 
 
 async def test_a_workspace_that_was_removed_is_named_as_the_reason_why_nothing_is_kept(world: World) -> None:
